@@ -1,0 +1,31 @@
+"""Coterie: personalised federated learning, correct by law and closed form."""
+
+from coterie.data import Federation, from_clients
+from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
+from coterie.experiment.result import Result
+from coterie.experiment.run import prepare, resume, run
+from coterie.local import SGD, Adam, AdamW
+from coterie.method import Method
+from coterie.methods import METHODS
+from coterie.task import Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "ConfigError",
+    "CoterieError",
+    "CoterieWarning",
+    "DataError",
+    "Federation",
+    "Method",
+    "Result",
+    "Task",
+    "from_clients",
+    "prepare",
+    "resume",
+    "run",
+]

@@ -1,0 +1,165 @@
+"""A federation: one pool of examples, and who owns which for training, validation and testing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie import rng
+from coterie.errors import DataError
+from coterie.task import Kind
+
+Index = NDArray[np.int64]
+SplitName = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One client's positions in the pool."""
+
+    train: Index
+    validation: Index
+    test: Index
+
+    def __getitem__(self, name: SplitName) -> Index:
+        return getattr(self, name)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Federation:
+    name: str
+    x: Tensor  # [pool, ...]
+    y: Tensor  # [pool, ...]
+    clients: Mapping[str, Split]  # by client name, in the order of client ids
+    num_classes: int | None  # None: regression
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.clients))
+        _check(self)
+
+    @property
+    def kind(self) -> Kind:
+        return "regression" if self.num_classes is None else "classification"
+
+    def split(self, client: int) -> Split:
+        return self.clients[self.names[client]]
+
+    def to(self, device: torch.device) -> Federation:
+        return Federation(self.name, self.x.to(device), self.y.to(device), self.clients, self.num_classes)
+
+
+def from_clients(
+    clients: Sequence[tuple[Tensor, Tensor]] | Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    name: str = "own-data",
+    num_classes: int | None = None,
+    regression: bool | None = None,
+    validation: float = 0.1,
+    test: float = 0.3,
+    seed: int = 0,
+) -> Federation:
+    """A federation from one (x, y) pair of tensors a client; each client's examples are split for it.
+
+    Classes are 0, 1, ...; targets of a floating-point type mean regression unless `regression=False`.
+    """
+    named = clients if isinstance(clients, Mapping) else {f"client-{i + 1}": pair for i, pair in enumerate(clients)}
+    if not named:
+        raise DataError("a federation needs at least one client")
+    xs, ys, splits, start = [], [], {}, 0
+    first = next(iter(named.values()))
+    if regression is None:
+        regression = torch.as_tensor(first[1]).is_floating_point()
+    for client, (x_any, y_any) in named.items():
+        x, y = torch.as_tensor(x_any), torch.as_tensor(y_any)
+        if len(x) != len(y):
+            raise DataError(f"client '{client}': {len(x)} inputs but {len(y)} targets")
+        if x.shape[1:] != torch.as_tensor(first[0]).shape[1:]:
+            raise DataError(
+                f"client '{client}': inputs of shape {tuple(x.shape[1:])}, but the first client has "
+                f"{tuple(torch.as_tensor(first[0]).shape[1:])}"
+            )
+        labels = None if regression else y.numpy()
+        parts = split_client(client, len(x), labels, validation, test, seed)
+        splits[client] = Split(*(part + start for part in (parts.train, parts.validation, parts.test)))
+        xs.append(x)
+        ys.append(y if regression else y.long())
+        start += len(x)
+    y_pool = torch.cat(ys)
+    if regression:
+        y_pool, num_classes = y_pool.float(), None
+    elif num_classes is None:
+        num_classes = max(int(y_pool.max()) + 1, 2) if len(y_pool) else 2
+    x_pool = torch.cat(xs)
+    return Federation(name, x_pool if x_pool.is_floating_point() else x_pool.float(), y_pool, splits, num_classes)
+
+
+def split_client(
+    client: str, size: int, labels: NDArray[np.generic] | None, validation: float, test: float, seed: int
+) -> Split:
+    """Random train / validation / test positions of one client, each with at least one example.
+
+    Stratified: the examples are dealt class by class, so each part has every class in proportion, to rounding.
+    """
+    if not (validation > 0 and test > 0 and validation + test < 1):
+        raise DataError(f"validation ({validation}) and test ({test}) are shares above 0 whose sum is below 1")
+    if size < 3:
+        raise DataError(
+            f"client '{client}' has {size} example{'s' * (size != 1)}: at least 3 are needed, one each to train, "
+            f"validate and test; leave it out or give it more data"
+        )
+    draw = rng.generator(seed, "split", client)
+    order = draw.permutation(size)
+    if labels is not None:
+        # Spread each class evenly over [0, 1): cutting that line anywhere keeps the classes in proportion.
+        place = np.empty(size)
+        for label in np.unique(labels):
+            members = order[labels[order] == label]
+            place[members] = (np.arange(len(members)) + draw.random()) / len(members)
+        order = np.argsort(place, kind="stable")
+    num_test = min(max(round(size * test), 1), size - 2)
+    num_validation = min(max(round(size * validation), 1), size - num_test - 1)
+    held_out, train = order[: num_test + num_validation], order[num_test + num_validation :]
+    # Within what is held out, deal validation examples evenly too.
+    is_validation = np.zeros(len(held_out), bool)
+    is_validation[np.floor((np.arange(num_validation) + 0.5) * len(held_out) / num_validation).astype(int)] = True
+    return Split(
+        np.sort(train).astype(np.int64),
+        np.sort(held_out[is_validation]).astype(np.int64),
+        np.sort(held_out[~is_validation]).astype(np.int64),
+    )
+
+
+def _check(federation: Federation) -> None:
+    for name, split in federation.clients.items():
+        for part in ("train", "validation", "test"):
+            if not len(split[part]):
+                raise DataError(f"client '{name}' has no {part} examples: leave it out or give it more data")
+    if federation.x.is_floating_point():
+        bad = ~torch.isfinite(federation.x.flatten(1)).all(1)
+        _name_owner(federation, bad, "a missing or infinite value (NaN or Inf) in its inputs")
+    if federation.num_classes is None:
+        bad = ~torch.isfinite(federation.y.flatten(1) if federation.y.ndim > 1 else federation.y[:, None]).all(1)
+        _name_owner(federation, bad, "a missing or infinite target")
+    else:
+        bad = (federation.y < 0) | (federation.y >= federation.num_classes)
+        bad = bad.flatten(1).any(1) if bad.ndim > 1 else bad
+        _name_owner(federation, bad, f"a label outside 0..{federation.num_classes - 1}")
+
+
+def _name_owner(federation: Federation, bad: Tensor, what: str) -> None:
+    if not bool(bad.any()):
+        return
+    rows = bad.nonzero().flatten().numpy()
+    for name, split in federation.clients.items():
+        own = np.concatenate([split.train, split.validation, split.test])
+        mine = np.intersect1d(own, rows)
+        if len(mine):
+            row = int(mine[0] - own.min())
+            raise DataError(f"client '{name}' has {what}: {len(mine)} example(s), the first is its row {row}")

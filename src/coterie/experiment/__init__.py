@@ -1,0 +1,1 @@
+"""From a configuration to rounds to a run folder."""

@@ -1,0 +1,195 @@
+"""The configuration of a run: from a file, flags or keywords, with the data set's defaults, checked all at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from coterie.data import SOURCES
+from coterie.data.minibatches import Plan
+from coterie.errors import ConfigError
+from coterie.evaluation import BETTER
+from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
+from coterie.local import OPTIMIZERS
+from coterie.models import find_model
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class Config(BaseModel):
+    """What a run is. Every field is a key of the TOML file and, but for the two tables, a flag."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = Field("fedmap", description="which method; `coterie methods` lists them")
+    data: str = Field("synthetic-label-skew", description="which data set; `coterie data` lists them")
+    model: str = Field("mlp", description="which network, or your own as package.module:factory")
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    local_epochs: int = Field(1, ge=1, description="passes of each client over its data a round")
+    local_steps: int | None = Field(None, ge=1, description="minibatches a client and round, instead of local_epochs")
+    batch_size: int = Field(32, ge=1, description="examples in a minibatch")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    clients_per_round: int | None = Field(None, ge=1, description="number of clients a round, instead of fraction")
+    seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
+    validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
+    test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
+    evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds (and the last)")
+    select: str | None = Field(None, description="validation metric that selects the round; balanced_accuracy or rmse")
+    engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
+    compile: bool | None = Field(None, description="compile the training step; by default if it pays")
+    workers: int | None = Field(None, ge=1, description="processes; by default as many as cores, if it pays")
+    memory: str = Field("2GB", description="most client state in flight at once, such as 500MB or 2GB")
+    checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
+    reference: bool = Field(True, description="also train every client alone, to compare with")
+    hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
+    optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw) and its settings")
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str) -> str:
+        parse_bytes(value)
+        return value
+
+    def plan(self) -> Plan:
+        return Plan(self.batch_size, self.local_epochs, self.local_steps)
+
+    def participants(self, clients: int) -> int:
+        return self.clients_per_round or max(1, round(self.fraction * clients))
+
+
+TABLES = ("hyper", "optimizer")
+
+
+def parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?B?)\s*", text.upper())
+    if not match or match[1].count(".") > 1 or match[1] == ".":
+        raise ValueError("give a size such as 500MB or 2GB")
+    unit = match[2] if match[2] in _UNITS else match[2] + "B"
+    return max(1, int(float(match[1]) * _UNITS.get(unit, 1)))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError([f"there is no file '{path}'"]) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError([f"'{path}' cannot be read as TOML: {error}"]) from error
+
+
+def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
+    """A checked configuration and its method. Raises one `ConfigError` with everything that is wrong.
+
+    Defaults come from the data set first, then from `Config`; the method's and optimiser's own fill in the rest.
+    """
+    problems: list[str] = []
+    given = {key: value for key, value in values.items() if value is not None}
+    source = SOURCES.get(str(given.get("data", Config.model_fields["data"].default)))
+    defaults = {} if source is None or own_data else dict(source.defaults)
+    if "local_steps" in given:
+        defaults.pop("local_epochs", None)
+    if "optimizer" in given and "optimizer" in defaults and isinstance(given["optimizer"], Mapping):
+        same = given["optimizer"].get("name", defaults["optimizer"]["name"]) == defaults["optimizer"]["name"]
+        given["optimizer"] = {**(defaults["optimizer"] if same else {}), **given["optimizer"]}
+    try:
+        config = Config(**{**defaults, **given})
+    except pydantic.ValidationError as error:
+        problems += [_in_words(each) for each in error.errors()]
+        broken = {str(each["loc"][0]) for each in error.errors()}
+        config = Config(**{k: v for k, v in {**defaults, **given}.items() if k not in broken})
+    if source is None and not own_data:
+        problems.append(
+            f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
+        )
+    if "local_steps" in given and "local_epochs" in given:
+        problems.append("give local_epochs or local_steps, not both")
+    if "fraction" in given and "clients_per_round" in given:
+        problems.append("give fraction or clients_per_round, not both")
+    if config.validation + config.test >= 1:
+        problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
+    if config.select is not None and config.select not in BETTER:
+        problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
+    if not own_model:
+        try:
+            find_model(config.model)
+        except ConfigError as error:
+            problems += error.problems
+    method, more = _method(config)
+    problems += more
+    if problems or method is None:
+        raise ConfigError(problems)
+    return config, method
+
+
+def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:
+    fixed: dict[str, Any] = {}
+    problems: list[str] = []
+    if config.optimizer:
+        optimizer, problems = build_optimizer(config.optimizer)
+        fixed["optimizer"] = optimizer
+    try:
+        cls, more = find_method(config.method)
+    except ConfigError as error:
+        cls, more = None, error.problems
+    if cls is None:
+        return None, problems + more
+    method, more = build(cls, config.hyper, f"method {config.method}", **fixed)
+    return (None if problems else method), problems + more
+
+
+def flags(method: str) -> dict[str, tuple[str, str]]:
+    """{flag: (table, key)} of the settings that live in a table: the method's and the optimisers'."""
+    cls, _ = find_method(method)
+    found: dict[str, tuple[str, str]] = {}
+    for optimizer in OPTIMIZERS.values():
+        found |= {hyper.flag: ("optimizer", hyper.name) for hyper in hyper_parameters(optimizer)}
+    found["--optimizer"] = ("optimizer", "name")
+    if cls is not None:
+        found |= {hyper.flag: ("hyper", hyper.name) for hyper in hyper_parameters(cls)}
+    return found
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Flat keys first, then one table a dict; None is left out."""
+    lines = [
+        f"{key} = {_toml(value)}" for key, value in values.items() if value is not None and not isinstance(value, dict)
+    ]
+    for key, table in values.items():
+        if isinstance(table, dict) and table:
+            lines += ["", f"[{key}]", *(f"{name} = {_toml(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"'
+
+
+def _in_words(error: Any) -> str:
+    key = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        known = [*Config.model_fields]
+        return f"there is no setting '{key}'{suggest(key, known)}; there are {', '.join(known)}"
+    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def default_out(config: Config) -> Path:
+    """`runs/METHOD-DATA-seedN`, numbered if it is taken."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{config.method}-{config.data}-seed{config.seed}")
+    base = Path(os.environ.get("COTERIE_RUNS", "runs")) / safe
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path

@@ -1,0 +1,82 @@
+"""Writing so that a crash leaves the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from coterie.errors import CheckpointError
+from coterie.tree import Params
+
+
+def write(path: Path, save: Callable[[Path], None]) -> None:
+    """`save` writes a temporary neighbour, which then takes the place of `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True) if temporary.parent.exists() else None
+
+
+def write_text(path: Path, text: str) -> None:
+    write(path, lambda temporary: _save_text(temporary, text))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
+
+
+def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> str:
+    """Returns the file's checksum."""
+    # Rows of broadcast tensors share memory, which the format does not allow: make each its own.
+    own = {name: value.detach().cpu().contiguous() for name, value in flat.items()}
+    digest = ""
+
+    def save(temporary: Path) -> None:
+        nonlocal digest
+        try:
+            save_file(own, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        digest = checksum(temporary)
+
+    write(path, save)
+    return digest
+
+
+def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
+    try:
+        if expected_checksum is not None and checksum(path) != expected_checksum:
+            raise CheckpointError(f"'{path}' is corrupted: its checksum is not the one recorded when it was written")
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _save_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

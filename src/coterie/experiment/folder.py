@@ -1,0 +1,151 @@
+"""A run folder: what a run leaves on disk, and what it resumes from.
+
+config.toml       the configuration, as resolved        rounds.jsonl    one line a round, every client's metrics
+environment.json  versions and machine                  clients.csv     one line a client, at the selected round
+engine.json       the engine chosen, and why            summary.json    the selected round and the averages
+checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
+clients/NAME/               model.safetensors + model.json, which says how to rebuild the model
+reference/                  the run of local training that this one is compared with, in the same form
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie import tree
+from coterie.errors import CheckpointError, CoterieWarning
+from coterie.experiment import files
+from coterie.experiment.simulation import State
+
+FORMAT = 1
+KEEP = 2
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, config_toml: str) -> None:
+        if (self.path / "config.toml").exists():
+            raise CheckpointError(
+                f"'{self.path}' holds a run already: 'coterie resume {self.path}' goes on with it, "
+                "or name another folder with --out"
+            )
+        files.write_text(self.path / "config.toml", config_toml)
+        files.write_json(self.path / "environment.json", environment())
+
+    def append_round(self, record: dict[str, Any]) -> None:
+        try:
+            with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CheckpointError(f"'{self.path / 'rounds.jsonl'}' cannot be written: {error.strerror}") from error
+
+    def read_rounds(self, until: int) -> list[dict[str, Any]]:
+        """The records up to round `until`; lines after it (a round that was not checkpointed) are dropped."""
+        path = self.path / "rounds.jsonl"
+        records = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break  # the line that was being written when the run stopped
+            if record["round"] <= until:
+                records.append(record)
+        return records
+
+    def rewrite_rounds(self, records: list[dict[str, Any]]) -> None:
+        files.write_text(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+    def save(self, round: int, state: State, best: int | None) -> None:
+        """Write the checkpoint of a round, then drop those that are neither recent nor the best."""
+        target = self._checkpoint(round)
+        building = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(building, ignore_errors=True)
+        digest = files.write_tensors(building / "state.safetensors", tree.pack(state))
+        files.write_json(building / "state.json", {"format": FORMAT, "round": round, "best": best, "checksum": digest})
+        shutil.rmtree(target, ignore_errors=True)
+        building.rename(target)
+        rounds = self.checkpoints()
+        for old in rounds[:-KEEP]:
+            if old != best:
+                shutil.rmtree(self._checkpoint(old), ignore_errors=True)
+
+    def checkpoints(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("round-")) for path in (self.path / "checkpoints").glob("round-*"))
+
+    def load(self, round: int, like: State) -> tuple[State, int | None]:
+        """(the state after a round, the best round known then); raises `CheckpointError` if it is not intact."""
+        folder = self._checkpoint(round)
+        about = files.read_json(folder / "state.json")
+        if not isinstance(about, dict) or about.get("format", 0) > FORMAT:
+            raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
+        flat = files.read_tensors(folder / "state.safetensors", about.get("checksum", ""))
+        try:
+            return tree.unpack(flat, like), about["best"]
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(f"'{folder}' does not fit this run: {error}") from error
+
+    def load_last(self, like: State) -> tuple[int, State, int | None]:
+        """The newest intact checkpoint; damaged ones are named in a warning and passed over."""
+        for round in reversed(self.checkpoints()):
+            try:
+                state, best = self.load(round, like)
+                return round, state, best
+            except CheckpointError as error:
+                warnings.warn(f"{error}. Using the checkpoint before it.", CoterieWarning, stacklevel=2)
+        return 0, like, None
+
+    def write_clients(self, rows: list[dict[str, Any]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        files.write_text(self.path / "clients.csv", text.getvalue())
+
+    def write_model(self, client: str, view: tree.Tree, about: dict[str, Any]) -> None:
+        folder = self.path / "clients" / safe_name(client)
+        files.write_tensors(folder / "model.safetensors", tree.pack(view))
+        files.write_json(folder / "model.json", {"format": FORMAT, "client": client, **about})
+
+    def _checkpoint(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"round-{round:05d}"
+
+
+def safe_name(client: str) -> str:
+    """A client's name as a folder name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
+    text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
+    return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+
+
+def environment() -> dict[str, Any]:
+    packages = ("coterie", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pydantic")
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch_config": torch.__config__.show().splitlines()[:8],
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,92 @@
+"""What a run gives back: every client's metrics and model, and the comparison with training alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from coterie import tree
+from coterie.errors import CoterieError
+from coterie.evaluation import BETTER
+from coterie.experiment.config import Config
+from coterie.hyper import AnyMethod
+from coterie.task import Task
+from coterie.tree import Tree
+
+
+@dataclass
+class Result:
+    """`clients` and `rounds` are lists of plain rows: `pandas.DataFrame(result.clients)` is a frame of them."""
+
+    config: Config
+    path: Path | None  # the run folder, if there is one
+    clients: list[dict[str, Any]]  # one row a client, at the selected round
+    rounds: list[dict[str, Any]]  # one row a round, with every client's metrics
+    selected: int  # the round that validation selected
+    metric: str  # what it selected by
+    reference: Result | None  # local training at the same number of gradient steps
+    task: Task
+    method: AnyMethod
+    views: Tree  # rows
+
+    @property
+    def names(self) -> list[str]:
+        return [row["client"] for row in self.clients]
+
+    def mean(self, metric: str | None = None, split: str = "test") -> float:
+        """The average over clients, each counting alike, at the selected round."""
+        return float(np.mean([row[f"{split}_{metric or self.metric}"] for row in self.clients]))
+
+    def gains(self, metric: str | None = None) -> np.ndarray:
+        """[clients]: how much better than training alone (positive is better), at the selected rounds of both."""
+        if self.reference is None:
+            raise CoterieError("this run has no local reference: run it with reference=True")
+        name = f"test_{metric or self.metric}"
+        ours, alone = ([row[name] for row in result.clients] for result in (self, self.reference))
+        sign = 1 if BETTER[metric or self.metric] is max else -1
+        gains: np.ndarray = sign * (np.array(ours) - np.array(alone))
+        return gains
+
+    def bmta(self) -> float:
+        """FedAMP's best mean test accuracy: the maximum over rounds of the mean *test* accuracy.
+
+        It selects the round on test data, so it is optimistic; it is never shown unless asked for by this name.
+        """
+        if self.task.kind != "classification":
+            raise CoterieError("BMTA is an accuracy: a regression has none")
+        return max(float(np.mean(row["test"]["accuracy"])) for row in self.rounds if "test" in row)
+
+    def view(self, client: str | int) -> Tree:
+        if isinstance(client, str) and client not in self.names:
+            raise CoterieError(f"there is no client '{client}'; there are {', '.join(self.names)}")
+        return tree.rows(self.views, self.names.index(client) if isinstance(client, str) else client)
+
+    def model(self, client: str | int) -> nn.Module:
+        """A client's personalised model, as a module in evaluation mode: your own class where the view is one model."""
+        return as_module(self.task, self.method, self.view(client))
+
+
+def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:
+    module = task.module()
+    if isinstance(view, dict) and view.keys() == module.state_dict().keys():
+        module.load_state_dict(view)
+        return module.eval()
+    return Deployed(task, method, view).eval()
+
+
+class Deployed(nn.Module):
+    """A view that is more than one model: predicts as the method says."""
+
+    def __init__(self, task: Task, method: AnyMethod, view: Tree) -> None:
+        super().__init__()
+        self.task, self.method, self._like = task, method, view
+        for i, leaf in enumerate(tree.leaves(view)):
+            self.register_buffer(f"leaf_{i}", leaf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        leaves = iter(self.buffers())
+        return self.method.predict(self.task, tree.map(lambda _: next(leaves), self._like), x)

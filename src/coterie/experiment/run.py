@@ -1,0 +1,408 @@
+"""Running: rounds, evaluation, selection on validation, checkpoints, and going on after a stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from coterie import rng, tree
+from coterie.data import Federation, from_clients, load
+from coterie.engine import Choice, Engine, choose, chunk_size
+from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie.evaluation import BETTER
+from coterie.evaluation.metrics import METRICS
+from coterie.experiment import files
+from coterie.experiment.config import TABLES, Config, flags, parse_bytes, read_toml, resolve, to_toml
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.result import Result
+from coterie.experiment.simulation import Simulation, State
+from coterie.hyper import AnyMethod, name_of, values_of
+from coterie.models import find_model
+from coterie.task import Task, make_task
+
+Data = str | Federation | Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
+Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+
+
+class Progress(Protocol):
+    """Is told what happens; see `coterie.cli.progress`."""
+
+    def say(self, text: str) -> None: ...
+    def start(self, label: str, done: int, rounds: int) -> None: ...
+    def round(self, record: dict[str, Any], metric: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Silent:
+    def say(self, text: str) -> None: ...
+    def start(self, label: str, done: int, rounds: int) -> None: ...
+    def round(self, record: dict[str, Any], metric: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """All that a run needs, checked and built before anything trains."""
+
+    config: Config
+    method: AnyMethod
+    federation: Federation
+    task: Task
+    metric: str
+
+    def with_method(self, method: AnyMethod) -> Setup:
+        """The same splits, model and schedule with another method."""
+        config = self.config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
+        return dataclasses.replace(self, config=config, method=method)
+
+
+def run(
+    method: str | AnyMethod = "fedmap",
+    data: Data = "synthetic-label-skew",
+    *,
+    model: Model | None = None,
+    head: str | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a federation and, for comparison, every client alone with the same number of gradient steps.
+
+    `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
+    the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
+    pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
+    """
+    setup = prepare(method, data, model=model, head=head, **settings)
+    return run_setup(setup, Path(out) if out is not None else None, progress=progress)
+
+
+def prepare(
+    method: str | AnyMethod = "fedmap",
+    data: Data = "synthetic-label-skew",
+    *,
+    model: Model | None = None,
+    head: str | None = None,
+    **settings: Any,
+) -> Setup:
+    """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
+    values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
+    own_data, own_model = not isinstance(data, str), model is not None and not isinstance(model, str)
+    values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
+    values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
+    values["method"] = method if isinstance(method, str) else "fedavg"
+    config, built = resolve(values, own_data=own_data, own_model=own_model)
+    if not isinstance(method, str):
+        built = method
+        config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
+    federation = _federation(config, data)
+    if config.participants(len(federation.names)) > len(federation.names):
+        raise ConfigError(
+            [f"clients_per_round = {config.clients_per_round}, but there are only {len(federation.names)} clients"]
+        )
+    names = METRICS[federation.kind]
+    metric = config.select or names[0]
+    if metric not in names:
+        raise ConfigError([f"select = '{metric}': a {federation.kind} has {', '.join(names)}"])
+    chosen = model if own_model else config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
+        module = _module(chosen, federation)
+    try:
+        task = make_task(module, federation.kind, federation.num_classes, federation.x, head=head)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    resolved = {"hyper": values_of(built), "optimizer": _optimizer_values(built) or config.optimizer}
+    return Setup(config.model_copy(update=resolved), built, federation, task, metric)
+
+
+def run_setup(
+    setup: Setup,
+    out: Path | None,
+    *,
+    progress: Progress | None = None,
+    resuming: bool = False,
+) -> Result:
+    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference."""
+    tell = progress or Silent()
+    result = _execute(setup, out, tell, resume=resuming)
+    if setup.config.reference and setup.config.method != "local":
+        alone = setup.with_method(_local_like(setup.method))
+        beside = out / "reference" if out else None
+        begun = resuming and beside is not None and (beside / "config.toml").exists()
+        result.reference = _execute(alone, beside, tell, resume=begun)
+        for row, gain, other in zip(result.clients, result.gains(), result.reference.clients, strict=True):
+            row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]
+            row["gain"] = float(gain)
+        if out:
+            RunFolder(out).write_clients(result.clients)
+    if out:
+        files.write_json(out / "summary.json", summary(result))
+    return result
+
+
+def resume(
+    path: str | Path, *, data: Data | None = None, model: Model | None = None, progress: Progress | None = None
+) -> Result:
+    """Go on with a run from its last intact checkpoint; a finished run is read back.
+
+    A run whose data or model was given in Python needs the same ones again.
+    """
+    path = Path(path)
+    values = _read_config(path)
+    given = {"data": data, "model": model}
+    for key, value in given.items():
+        if values[key] == f"own-{key}" and value is None:
+            raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
+        if value is not None:
+            values[key] = value
+    setup = prepare(**values)
+    return run_setup(setup, path, progress=progress, resuming=True)
+
+
+def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `Config` stay; hyper-parameters of the method and of the optimisers go to their tables."""
+    tables = {flag[2:].replace("-", "_"): place for flag, place in flags(method).items()}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if value is None:
+            continue
+        if key in TABLES and isinstance(value, Mapping):
+            values[key] = {**values.get(key, {}), **value}
+        elif key in tables:
+            table, name = tables[key]
+            values[table] = {**values.get(table, {}), name: value}
+        else:
+            values[key] = value
+    return values
+
+
+def summary(result: Result) -> dict[str, Any]:
+    names = METRICS[result.task.kind]
+    told: dict[str, Any] = {
+        "method": result.config.method,
+        "selected_round": result.selected,
+        "selected_by": f"mean validation {result.metric}",
+        "test": {name: result.mean(name) for name in names},
+        "last_round": {
+            "round": result.rounds[-1]["round"],
+            "test": {name: float(np.mean(result.rounds[-1]["test"][name])) for name in names},
+        },
+    }
+    if result.reference:
+        told["local"] = {name: result.reference.mean(name) for name in names}
+        told["clients_better_than_alone"] = int((result.gains() > 0).sum())
+    return told
+
+
+def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+    config, federation = setup.config, setup.federation
+    participants = config.participants(len(federation.names))
+    sim = Simulation.start(setup.method, setup.task, federation, config.plan(), participants, config.seed)
+    folder = RunFolder(out) if out else None
+    records: list[dict[str, Any]] = []
+    done, best, kept = 0, None, None  # rounds done, best round, and the state after it
+    if folder and resume:
+        done, sim.state, best = folder.load_last(sim.state)
+        records = folder.read_rounds(done)
+        folder.rewrite_rounds(records)
+        best, kept = _best_on_disk(folder, sim.state, done, best)
+    elif folder:
+        folder.create(to_toml(config.model_dump()))
+    engine = _engine(setup, sim, folder, config.rounds - done, tell)
+    tell.start(config.method, done, config.rounds)
+    good = (done, sim.state)
+    saved = done
+    try:
+        for number in range(done + 1, config.rounds + 1):
+            begin = time.perf_counter()
+            outcome = sim.train(number, engine)
+            record = _record(number, outcome, federation)
+            if number % config.evaluate_every == 0 or number == config.rounds:
+                scores = sim.evaluate(number, engine)
+                record |= {part: {m: v.tolist() for m, v in by.items()} for part, by in scores.items()}
+                if best is None or _better(setup.metric, record, _at(records, best)):
+                    best, kept = number, sim.state
+            record["seconds"] = time.perf_counter() - begin
+            records.append(record)
+            good = (number, sim.state)
+            if folder:
+                folder.append_round(record)
+                if best == number or number % config.checkpoint_every == 0 or number == config.rounds:
+                    folder.save(number, sim.state, best)
+                    saved = number
+            tell.round(record, setup.metric)
+    except (KeyboardInterrupt, CoterieError):
+        # All complete rounds are kept, whatever checkpoint_every says.
+        if folder and good[0] > saved:
+            folder.save(*good, best)
+        raise
+    finally:
+        tell.stop()
+    if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
+        best, kept = records[-1]["round"], sim.state
+    sim.state = kept
+    views = tree.clone(sim.views(best, engine))
+    result = Result(
+        config,
+        out,
+        _client_rows(setup, records, best),
+        records,
+        best,
+        setup.metric,
+        None,
+        setup.task,
+        setup.method,
+        views,
+    )
+    if folder:
+        _write_models(folder, result, federation)
+        folder.write_clients(result.clients)
+        files.write_json(folder.path / "summary.json", summary(result))
+    return result
+
+
+def _engine(setup: Setup, sim: Simulation, folder: RunFolder | None, rounds: int, tell: Progress) -> Engine:
+    """The engine of this run: the one it began with, the one asked for, or the one that measures fastest."""
+    config = setup.config
+    path = folder.path / "engine.json" if folder else None
+    if path and path.exists():
+        return Engine(**files.read_json(path)["engine"])
+    client = tree.nbytes(tree.rows(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
+    chunk = chunk_size(client, tree.nbytes(setup.task.init()), sim.participants, parse_bytes(config.memory))
+    if config.engine == "auto" or config.compile is None or config.workers is None:
+        fn, ids, rows_of = sim.probe()
+        choice = choose(
+            fn,
+            sim.federation,
+            ids,
+            rows_of,
+            client_steps=sim.client_steps(rounds),
+            rounds=rounds,
+            chunk=chunk,
+            workers=config.workers,
+            kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
+            compiled=config.compile,
+        )
+    else:
+        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers), {})
+    told = {
+        field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
+    }
+    if path:
+        measured = {name: round(value, 1) for name, value in choice.microseconds.items()}
+        files.write_json(path, {"engine": told, "microseconds_a_client_step": measured, "notes": list(choice.notes)})
+    tell.say(f"{config.method}: {choice.engine.describe()}" + "".join(f"; {note}" for note in choice.notes))
+    return choice.engine
+
+
+def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]:
+    return {
+        "round": number,
+        "participants": [federation.names[i] for i in outcome.participants],
+        "info": {name: value.tolist() for name, value in outcome.info.items()},
+        "server": {name: value.tolist() for name, value in outcome.server_info.items()},
+        "bytes_up": outcome.bytes_up,
+        "bytes_down": outcome.bytes_down,
+    }
+
+
+def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list[dict[str, Any]]:
+    chosen = _at(records, best)
+    rows = []
+    for i, (name, split) in enumerate(setup.federation.clients.items()):
+        row: dict[str, Any] = {"client": name, "train": len(split.train), "validation": len(split.validation)}
+        row |= {"test": len(split.test), "round": best}
+        for part in ("validation", "test"):
+            row |= {f"{part}_{metric}": chosen[part][metric][i] for metric in METRICS[setup.task.kind]}
+        row |= {f"last_test_{metric}": records[-1]["test"][metric][i] for metric in METRICS[setup.task.kind]}
+        rows.append(row)
+    return rows
+
+
+def _write_models(folder: RunFolder, result: Result, federation: Federation) -> None:
+    config = result.config
+    for i, row in enumerate(result.clients):
+        about = {
+            "method": config.method,
+            "hyper": config.hyper,
+            "model": config.model,
+            "kind": result.task.kind,
+            "num_classes": federation.num_classes,
+            "input_shape": list(federation.x.shape[1:]),
+            "data": config.data,
+            "round": result.selected,
+            "metrics": {key: value for key, value in row.items() if key.startswith(("validation_", "test_"))},
+            "rebuild": (
+                "model.safetensors holds the view. Where its names are the model's own, load it with "
+                "load_state_dict into the model built for input_shape and num_classes outputs; in general, "
+                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both."
+            ),
+        }
+        folder.write_model(row["client"], tree.rows(result.views, i), about)
+
+
+def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -> tuple[int | None, State | None]:
+    if best is None or best == done:
+        return best, like if best is not None else None
+    try:
+        return best, folder.load(best, like)[0]
+    except CheckpointError:
+        return None, None  # the best one is damaged: select again among what follows
+
+
+def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    return next(record for record in records if record["round"] == number)
+
+
+def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
+    """Strictly better, so that ties go to the earlier round."""
+    ours, theirs = (float(np.mean(record["validation"][metric])) for record in (new, old))
+    return (BETTER[metric] is max and ours > theirs) or (BETTER[metric] is min and ours < theirs)
+
+
+def _federation(config: Config, data: Data) -> Federation:
+    if isinstance(data, Federation):
+        return data
+    if isinstance(data, str):
+        return load(data, config.seed, config.validation, config.test)
+    return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
+
+
+def _module(model: Any, federation: Federation) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    shape = tuple(federation.x.shape[1:])
+    outputs = federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
+    factory = find_model(model) if isinstance(model, str) else model
+    try:
+        module = factory(shape, outputs)
+    except Exception as error:
+        raise ConfigError([f"model '{model}' cannot be built for inputs of shape {shape}: {error}"]) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
+    return module
+
+
+def _optimizer_values(method: AnyMethod) -> dict[str, Any]:
+    optimizer = getattr(method, "optimizer", None)
+    return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}
+
+
+def _local_like(method: AnyMethod) -> AnyMethod:
+    from coterie.methods import Local
+
+    optimizer = getattr(method, "optimizer", None)
+    return Local(optimizer) if optimizer is not None else Local()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not (path / "config.toml").exists():
+        raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
+    return read_toml(path / "config.toml")

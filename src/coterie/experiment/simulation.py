@@ -1,0 +1,184 @@
+"""A federation in memory: server, clients, and what happens in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie import rng, tree
+from coterie.batches import Batches
+from coterie.data.federation import Federation
+from coterie.data.minibatches import Plan, draw, pad_positions
+from coterie.engine import Engine, in_order
+from coterie.engine.engine import Rows
+from coterie.errors import CoterieError
+from coterie.evaluation import Scores, score
+from coterie.hyper import AnyMethod
+from coterie.method import Info, Population
+from coterie.task import Task
+from coterie.tree import Params, Tree
+
+EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
+
+
+class State(NamedTuple):
+    """All that changes from round to round; a tree, so that a checkpoint is one file."""
+
+    server: Tree
+    clients: Tree  # leaves [clients, ...]
+
+
+class Round(NamedTuple):
+    participants: list[int]
+    info: Info  # leaves [participants]
+    server_info: Info
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass
+class Simulation:
+    method: AnyMethod
+    task: Task
+    federation: Federation
+    plan: Plan
+    participants: int  # clients a round
+    seed: int
+    state: State
+
+    @classmethod
+    def start(
+        cls,
+        method: AnyMethod,
+        task: Task,
+        federation: Federation,
+        plan: Plan,
+        participants: int,
+        seed: int,
+        params: Params | None = None,
+    ) -> Simulation:
+        params = task.init() if params is None else params
+        size = len(federation.names)
+        server = method.init_server(params, Population(size, participants))
+        clients = tree.broadcast(method.init_client(params), size)
+        return cls(method, task, federation, plan, participants, seed, State(server, tree.clone(clients)))
+
+    def sample(self, round: int) -> list[int]:
+        """The clients of a round. Each draws a number of its own; the smallest take part, whatever their order."""
+        names = self.federation.names
+        if self.participants >= len(names):
+            return list(range(len(names)))
+        ticket = {i: rng.seed_of(self.seed, "participation", round, name) for i, name in enumerate(names)}
+        return sorted(sorted(ticket, key=lambda i: ticket[i])[: self.participants])
+
+    def train(self, round: int, engine: Engine) -> Round:
+        """One round: dispatch, local updates, aggregate. The state is replaced only when all of it has worked."""
+        ids = self.sample(round)
+        down, rows_of = self._work(round, ids)
+        results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
+        clients, ups, info = in_order(results, ids)
+        self._check(round, ids, ups, info)
+        at = torch.tensor(ids)
+        server = self.method.aggregate(self.state.server, at, ups)
+        self.state = State(server, tree.put(self.state.clients, at, clients))
+        return Round(ids, info, self.method.server_info(server), tree.nbytes(ups), tree.nbytes(down))
+
+    def evaluate(self, round: int, engine: Engine) -> dict[str, Scores]:
+        """Every client's validation and test metrics of the model it would deploy now."""
+        everyone = list(range(len(self.federation.names)))
+        rows_of = self._personal(round, everyone)
+
+        def with_positions(group: list[int]) -> Rows:
+            (client, down), batches = rows_of(group)
+            splits = [self.federation.split(i) for i in group]
+            positions = tuple(pad_positions([split[part] for split in splits]) for part in ("validation", "test"))
+            return (client, down, positions), batches
+
+        results = engine.map(self._outputs, self.federation, everyone, with_positions, purpose="evaluate")
+        scores = {}
+        for k, part in enumerate(("validation", "test")):
+            outputs, positions, owner = [], [], []
+            for group, chunk in results:
+                for row, i in enumerate(group):
+                    own = self.federation.split(i)[part]  # type: ignore[index]
+                    outputs.append(chunk[k][row, : len(own)])
+                    positions.append(torch.from_numpy(own))
+                    owner.append(torch.full((len(own),), i))
+            y = self.federation.y[torch.cat(positions)]
+            scores[part] = score(self.task, torch.cat(outputs), y, torch.cat(owner), len(everyone))
+        return scores
+
+    def views(self, round: int, engine: Engine) -> Tree:
+        """What every client would deploy, as rows."""
+        everyone = list(range(len(self.federation.names)))
+        rows_of = self._personal(round, everyone)
+        return in_order(engine.map(self._view, self.federation, everyone, rows_of, purpose="view"), everyone)
+
+    def probe(self) -> tuple[Any, list[int], Any]:
+        """What `choose` measures: the first round's work."""
+        ids = self.sample(1)
+        return self._local_update, ids, self._work(1, ids)[1]
+
+    def client_steps(self, rounds: int) -> int:
+        """Gradient steps of all clients in all rounds, on average over who takes part."""
+        everyone = [self.plan.num_steps(len(split.train)) for split in self.federation.clients.values()]
+        return round(rounds * self.participants * sum(everyone) / len(everyone))
+
+    def _work(self, round: int, ids: list[int]) -> tuple[Tree, Any]:
+        rows_of, down = self._rows(ids, "dispatch", round)
+
+        def with_batches(group: list[int]) -> Rows:
+            return rows_of(group), self._draw(group, self.plan, "minibatches", round)
+
+        return down, with_batches
+
+    def _personal(self, round: int, ids: list[int]) -> Any:
+        rows_of, _ = self._rows(ids, "dispatch for evaluation", round)
+        plan = Plan(self.plan.batch_size, epochs=self.method.personalize_epochs)
+
+        def with_batches(group: list[int]) -> Rows:
+            return rows_of(group), self._draw(group, plan, "personalize", round)
+
+        return with_batches
+
+    def _rows(self, ids: list[int], purpose: str, round: int) -> tuple[Any, Tree]:
+        down = self.method.dispatch(
+            self.state.server, torch.tensor(ids), rng.torch_generator(self.seed, purpose, round)
+        )
+        place = {client: row for row, client in enumerate(ids)}
+
+        def rows_of(group: list[int]) -> tuple[Tree, Tree]:
+            at = torch.tensor([place[i] for i in group])
+            return tree.rows(self.state.clients, torch.tensor(group)), tree.rows(down, at)
+
+        return rows_of, down
+
+    def _draw(self, group: list[int], plan: Plan, purpose: str, round: int) -> Batches:
+        return draw(self.federation, group, plan, seed=self.seed, purpose=purpose, round=round)
+
+    def _local_update(self, client: Tree, down: Tree, batches: Batches) -> Any:
+        return self.method.local_update(self.task, client, down, batches)
+
+    def _view(self, client: Tree, down: Tree, batches: Batches) -> Tree:
+        return self.method.personalize(self.task, client, down, batches)
+
+    def _outputs(self, client: Tree, down: Tree, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
+        view = self._view(client, down, batches)
+        width = max(1, EVALUATION_BYTES // max(batches.x[0].nbytes * 32, 1))
+        return tuple(
+            torch.cat([self.method.predict(self.task, view, batches.x[piece]) for piece in torch.split(part, width)])
+            for part in positions
+        )
+
+    def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
+        for leaf in [*info.values(), *tree.leaves(ups)]:
+            bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
+            if bool(bad.any()):
+                name = self.federation.names[ids[int(bad.nonzero()[0])]]
+                raise CoterieError(
+                    f"training diverged: client '{name}' has NaN or infinite values in round {round}. "
+                    "Try a smaller learning rate (--lr); the checkpoints before this round are kept."
+                )

@@ -1,0 +1,164 @@
+"""What clients do with their data: optimisers as pure functions, training with a penalty, and likelihoods.
+
+Every function here sees one client and runs inside `scan`, so it is stacked and compiled like the rest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.func import grad_and_value
+
+from coterie import tree
+from coterie.batches import Batch, Batches
+from coterie.scan import scan
+from coterie.task import Task
+from coterie.tree import Params, Tree
+
+Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar added to the loss
+
+
+class Optimizer(ABC):
+    """A pure (init, update) pair; `update` takes the same step as the `torch.optim` class of the same name."""
+
+    @abstractmethod
+    def init(self, params: Params) -> Tree: ...
+
+    @abstractmethod
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        """(new parameters, new state)."""
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
+
+    def init(self, params: Params) -> Tree:
+        return tree.map(torch.zeros_like, params) if self.momentum else ()
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        if self.weight_decay:
+            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
+        if self.momentum:
+            state = grads = tree.map(lambda g, v: self.momentum * v + g, grads, state)
+        return tree.map(lambda p, g: p - self.lr * g, params, grads), state
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam; weight decay is added to the gradient (as in `torch.optim.Adam`)."""
+
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
+    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
+    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
+
+    def init(self, params: Params) -> Tree:
+        return _adam_init(params)
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        if self.weight_decay:
+            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
+        return _adam_update(self, grads, state, params)
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam with weight decay applied to the parameters themselves (as in `torch.optim.AdamW`)."""
+
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
+    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
+    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="shrinks the parameters each step")] = 0.01
+
+    def init(self, params: Params) -> Tree:
+        return _adam_init(params)
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        return _adam_update(self, grads, state, tree.scale(params, 1 - self.lr * self.weight_decay))
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
+def _adam_init(params: Params) -> Tree:
+    zeros = tree.map(torch.zeros_like, params)
+    return zeros, zeros, torch.zeros((), device=next(iter(params.values())).device)
+
+
+def _adam_update(opt: Adam | AdamW, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+    first, second, count = state
+    count = count + 1
+    first = tree.map(lambda m, g: opt.beta1 * m + (1 - opt.beta1) * g, first, grads)
+    second = tree.map(lambda v, g: opt.beta2 * v + (1 - opt.beta2) * g * g, second, grads)
+    step = opt.lr / (1 - opt.beta1**count)
+    spread = (1 - opt.beta2**count).sqrt()
+    new = tree.map(lambda p, m, v: p - step * m / (v.sqrt() / spread + opt.eps), params, first, second)
+    return new, (first, second, count)
+
+
+def no_penalty(params: Params, anchor: Any) -> Tensor:
+    return torch.zeros(())
+
+
+def quadratic(params: Params, anchor: tuple[Params, Tensor]) -> Tensor:
+    """(strength / 2) ||params - centre||^2 for `anchor = (centre, strength)`; the squared norm, with its gradient."""
+    centre, strength = anchor
+    return 0.5 * strength * tree.sqdist(params, {name: centre[name] for name in params})
+
+
+def train(
+    task: Task,
+    optimizer: Optimizer,
+    params: Params,
+    batches: Batches,
+    penalty: Penalty = no_penalty,
+    anchor: Tree = (),
+) -> tuple[Params, Tensor]:
+    """Minimise f(theta) + penalty(theta, anchor) by one optimiser step a minibatch.
+
+    Returns the parameters (buffers included) and the mean data loss seen on the way, [].
+    """
+
+    def step(carry: Any, aux: Tree, batch: Batch) -> Tree:
+        params, state, total, seen = carry
+        trained, rest = task.split(params)
+
+        def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+            loss, left = task.loss({**trained, **rest}, batch)
+            return loss + penalty(trained, aux), (loss, left)
+
+        grads, (_, (loss, rest)) = grad_and_value(objective, has_aux=True)(trained)
+        trained, state = optimizer.update(grads, state, trained)
+        count = batch.mask.sum()
+        new = {**trained, **rest}
+        return {name: new[name] for name in params}, state, total + loss * count, seen + count
+
+    zero = torch.zeros((), device=batches.mask.device)
+    start = (params, optimizer.init(task.split(params)[0]), zero, zero)
+    params, _, total, seen = scan(step, start, anchor, batches)
+    return params, total / seen.clamp_min(1.0)
+
+
+def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
+    """Mean of the losses over the examples in `batches`, in evaluation mode; nothing is trained."""
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Tree:
+        total, seen = carry
+        losses = task.losses(aux, batch.x, batch.y)
+        return total + (losses * batch.mask).sum(), seen + batch.mask.sum()
+
+    zero = torch.zeros((), device=batches.mask.device)
+    total, seen = scan(step, (zero, zero), params, batches)
+    mean: Tensor = total / seen.clamp_min(1.0)
+    return mean

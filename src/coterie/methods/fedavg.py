@@ -1,0 +1,48 @@
+"""FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017).
+
+    w_i <- w - lr * grad f_i(w), repeated over the local minibatches    (`local_update`; Algorithm 1, ClientUpdate)
+    w   <- sum_i (n_i / n) w_i                                         (`aggregate`; Algorithm 1, Server)
+
+n_i is the client's number of training examples and n their sum over the clients of the round. Buffers (BatchNorm's
+running statistics) are averaged like parameters. Every client deploys the same w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie import tree
+from coterie.batches import Batches
+from coterie.local import SGD, Optimizer, train
+from coterie.method import Info, Method, Population, Sized
+from coterie.task import Task
+from coterie.tree import Params
+
+
+@dataclass(frozen=True)
+class FedAvg(Method[Params, tuple[()], Params, Sized]):
+    optimizer: Optimizer = SGD()
+
+    def init_server(self, params: Params, population: Population) -> Params:
+        return params
+
+    def init_client(self, params: Params) -> tuple[()]:
+        return ()
+
+    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(
+        self, task: Task, client: tuple[()], down: Params, batches: Batches
+    ) -> tuple[tuple[()], Sized, Info]:
+        w, loss = train(task, self.optimizer, down, batches)
+        return (), Sized(w, batches.count), {"loss": loss}
+
+    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+        return tree.mean(ups.params, ups.count)
+
+    def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
+        return down

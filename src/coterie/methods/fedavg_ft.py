@@ -1,0 +1,56 @@
+"""FedAvg with fine-tuning: FedAvg's global model, trained a little more on the client's own data before it is used.
+
+    w       as in FedAvg                                                (`local_update`, `aggregate`)
+    theta_i <- w - lr * grad f_i(w), over `finetune_epochs` epochs      (`personalize`)
+
+The baseline called FedAvg+ in FedeRiCo (one epoch there). The fine-tuned model is never sent and never kept: it is made
+anew from the current w whenever it is evaluated or deployed, always from training data. That makes `finetune_epochs`
+more epochs of gradient steps than local training gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie import tree
+from coterie.batches import Batches
+from coterie.local import SGD, Optimizer, train
+from coterie.method import Info, Method, Population, Sized
+from coterie.task import Task
+from coterie.tree import Params
+
+
+@dataclass(frozen=True)
+class FedAvgFT(Method[Params, tuple[()], Params, Sized]):
+    optimizer: Optimizer = SGD()
+    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+
+    @property
+    def personalize_epochs(self) -> int:
+        return self.finetune_epochs
+
+    def init_server(self, params: Params, population: Population) -> Params:
+        return params
+
+    def init_client(self, params: Params) -> tuple[()]:
+        return ()
+
+    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(
+        self, task: Task, client: tuple[()], down: Params, batches: Batches
+    ) -> tuple[tuple[()], Sized, Info]:
+        w, loss = train(task, self.optimizer, down, batches)
+        return (), Sized(w, batches.count), {"loss": loss}
+
+    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+        return tree.mean(ups.params, ups.count)
+
+    def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
+        return train(task, self.optimizer, down, batches)[0]

@@ -1,0 +1,53 @@
+"""FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020).
+
+    w_i <- argmin_theta  f_i(theta) + (mu / 2) ||theta - w||^2          (`local_update`; eq. 2), w as received
+    w   <- sum_i (n_i / n) w_i                                         (`aggregate`)
+
+The paper samples clients in proportion to n_i and averages uniformly; here, as in the public implementations, clients
+are sampled uniformly and averaged in proportion to n_i, so that mu = 0 is FedAvg exactly. The proximal term covers
+trained parameters, never buffers. Every client deploys w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie import tree
+from coterie.batches import Batches
+from coterie.local import SGD, Optimizer, quadratic, train
+from coterie.method import Info, Method, Population, Sized
+from coterie.task import Task
+from coterie.tree import Params
+
+
+@dataclass(frozen=True)
+class FedProx(Method[Params, tuple[()], Params, Sized]):
+    optimizer: Optimizer = SGD()
+    mu: Annotated[float, Field(ge=0, description="strength of the pull to the global model")] = 1.0
+
+    def init_server(self, params: Params, population: Population) -> Params:
+        return params
+
+    def init_client(self, params: Params) -> tuple[()]:
+        return ()
+
+    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(
+        self, task: Task, client: tuple[()], down: Params, batches: Batches
+    ) -> tuple[tuple[()], Sized, Info]:
+        anchor = (down, torch.tensor(self.mu))
+        w, loss = train(task, self.optimizer, down, batches, quadratic, anchor)
+        return (), Sized(w, batches.count), {"loss": loss}
+
+    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+        return tree.mean(ups.params, ups.count)
+
+    def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
+        return down

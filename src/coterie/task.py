@@ -1,0 +1,176 @@
+"""A model and its loss as pure functions of named parameters.
+
+`Task` wraps any `nn.Module`. A model is a flat dict of its parameters *and* buffers (`Params`); running statistics of
+normalisation layers come back as a result instead of being changed in place. The task knows which names are trained,
+which belong to the head (the last linear layer, unless named) and which to normalisation layers (by module type).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from coterie.batches import Batch
+from coterie.dropout import KeyedDropout
+from coterie.tree import Params
+
+Kind = Literal["classification", "regression"]
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+_NORMS = (
+    nn.modules.batchnorm._NormBase,  # every BatchNorm and InstanceNorm
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+
+
+class Task:
+    """All that a method may know of the model.
+
+    - `logits(params, x)`: the outputs, in evaluation mode; `features(params, x)`: what enters the head;
+      `head(params, z)`: the head applied to features.
+    - `losses(params, x, y)`: one loss an example, in evaluation mode.
+    - `loss(params, batch)`: the mean training loss over the unmasked examples, and the updated buffers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        kind: Kind = "classification",
+        *,
+        num_classes: int | None = None,
+        head: str | None = None,
+        loss: LossFn | None = None,
+    ) -> None:
+        if kind not in ("classification", "regression"):
+            raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            raise ValueError("the model has lazy layers: call it once on an example so that its shapes are known")
+        self.kind: Kind = kind
+        self.num_classes = num_classes
+        self._train = copy.deepcopy(module).train()
+        self._eval = copy.deepcopy(module).eval()
+        self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
+        self.trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+        if not self.trainable:
+            raise ValueError("the model has no trainable parameter")
+        self.norm_names = _under(module, [name for name, m in module.named_modules() if isinstance(m, _NORMS)])
+        self.head_module = _find_head(module, head)
+        self.head_names = _under(module, [self.head_module] if self.head_module else [])
+
+    def init(self) -> Params:
+        """The wrapped module's own parameters and buffers."""
+        return {name: tensor.detach().clone() for name, tensor in self._eval.state_dict().items()}
+
+    def module(self) -> nn.Module:
+        """A copy of the wrapped module."""
+        return copy.deepcopy(self._eval)
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """(trained parameters, everything else)."""
+        trained = {name: value for name, value in params.items() if name in self.trainable}
+        return trained, {name: value for name, value in params.items() if name not in self.trainable}
+
+    def logits(self, params: Params, x: Tensor) -> Tensor:
+        return functional_call(self._eval, params, (x,))  # type: ignore[no-any-return]
+
+    def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
+        return self._example_losses(self.logits(params, x), y)
+
+    def output_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """One loss an example, from outputs that are there already."""
+        return self._example_losses(outputs, y)
+
+    def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """(mean training loss over the examples with mask 1, what the forward pass left of the untrained values)."""
+        trained, rest = self.split(params)
+        # Normalisation layers write their running statistics in place: give them copies of this call's own.
+        rest = {name: value.clone() for name, value in rest.items()}
+        with KeyedDropout(batch.key):
+            out = functional_call(self._train, {**trained, **rest}, (batch.x,))
+        losses = self._example_losses(out, batch.y)
+        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1.0)
+        return mean, rest
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """What enters the head, [batch, feature_dim]."""
+        caught: list[Tensor] = []
+        hook = self._head_of(self._eval).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            self.logits(params, x)
+        finally:
+            hook.remove()
+        return caught[-1]
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        """The head on its own. Equals `logits` when nothing follows the head in the model."""
+        prefix = f"{self.head_module}."
+        own = {name.removeprefix(prefix): params[name] for name in self.head_names}
+        return functional_call(self._head_of(self._eval), own, (features,))  # type: ignore[no-any-return]
+
+    @property
+    def feature_dim(self) -> int:
+        head = self._head_of(self._eval)
+        if not isinstance(head, nn.Linear):
+            raise ValueError(f"the head '{self.head_module}' is a {type(head).__name__}: its input width is not known")
+        return head.in_features
+
+    def _head_of(self, module: nn.Module) -> nn.Module:
+        if not self.head_module:
+            raise ValueError("this model has no linear layer to be its head: name one with head='layer.name'")
+        return module.get_submodule(self.head_module)
+
+
+def _find_head(module: nn.Module, name: str | None) -> str | None:
+    if name is None:
+        linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear) and key]
+        return linear[-1] if linear else None
+    known = [key for key, m in module.named_modules() if key and any(True for _ in m.parameters())]
+    if name not in known:
+        raise ValueError(f"the model has no layer '{name}' with parameters; it has {', '.join(known)}")
+    return name
+
+
+def _under(module: nn.Module, modules: list[str]) -> frozenset[str]:
+    """Names of the parameters and buffers that belong to any of `modules`."""
+    return frozenset(
+        name for name in module.state_dict() if any(not part or name.startswith(f"{part}.") for part in modules)
+    )
+
+
+def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(out, y, reduction="none")
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def _squared_error(out: Tensor, y: Tensor) -> Tensor:
+    if out.ndim == y.ndim + 1 and out.shape[-1] == 1:
+        out = out.squeeze(-1)
+    if out.shape != y.shape:
+        raise ValueError(f"the model's outputs {tuple(out.shape)} do not match the targets {tuple(y.shape)}")
+    losses = (out - y.to(out.dtype)) ** 2
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor, **options: Any) -> Task:
+    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not."""
+    task = Task(module, kind, num_classes=num_classes, **options)
+    try:
+        with torch.no_grad():
+            out = task.logits(task.init(), example[:2])
+    except Exception as error:
+        raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {error}") from error
+    if kind == "classification" and (out.ndim < 2 or (num_classes is not None and out.shape[1] < num_classes)):
+        raise ValueError(
+            f"the model gives outputs of shape {tuple(out.shape)}, but the data has {num_classes} classes: "
+            f"its last layer needs {num_classes} outputs"
+        )
+    return task

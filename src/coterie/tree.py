@@ -1,0 +1,175 @@
+"""Algebra on named tensors.
+
+A *tree* is a tensor, or a dict, tuple or NamedTuple of trees. Models, client states, server states and messages are
+all trees, so counting bytes, checkpointing and sending over a wire are written once, here. Where a function speaks of
+*rows*, every leaf has the client axis first.
+
+Integer and boolean leaves (BatchNorm's step counter, for instance) take part in means by rounding, and never in
+distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Tree = Any
+Params = dict[str, Tensor]
+T = TypeVar("T")
+
+
+def map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
+    """Apply `fn` to every leaf of `tree` together with the leaves at the same place in `rest`."""
+    if isinstance(tree, Tensor):
+        return cast(T, fn(tree, *rest))
+    if isinstance(tree, dict):
+        for other in rest:
+            if tree.keys() != other.keys():
+                raise ValueError(f"trees have different names: {sorted(tree.keys() ^ other.keys())}")
+        return cast(T, {name: map(fn, child, *(other[name] for other in rest)) for name, child in tree.items()})
+    if isinstance(tree, tuple):
+        for other in rest:
+            if len(tree) != len(other):
+                raise ValueError(f"trees have tuples of different lengths: {len(tree)} and {len(other)}")
+        children = [map(fn, *group) for group in zip(tree, *rest, strict=True)]
+        return cast(T, type(tree)(*children) if hasattr(tree, "_fields") else tuple(children))
+    raise TypeError(f"a tree holds tensors, dicts and tuples, not {type(tree).__name__}")
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    found: list[Tensor] = []
+    map(found.append, tree)
+    return found
+
+
+def pack(tree: Tree) -> Params:
+    """Flatten to `{path: tensor}`; paths join dict keys, field names and tuple positions with '/'."""
+    flat: Params = {}
+
+    def walk(node: Tree, path: tuple[str, ...]) -> None:
+        if isinstance(node, Tensor):
+            flat["/".join(path)] = node
+            return
+        if isinstance(node, dict):
+            items: Iterable[tuple[str, Tree]] = node.items()
+        else:
+            items = zip(getattr(node, "_fields", [str(i) for i in range(len(node))]), node, strict=True)
+        for name, child in items:
+            walk(child, (*path, name))
+
+    walk(tree, ())
+    return flat
+
+
+def unpack(flat: Params, like: T) -> T:
+    """The inverse of `pack`, given any tree of the same structure; names, shapes and types must agree."""
+    expected = pack(like)
+    if flat.keys() != expected.keys():
+        missing, extra = sorted(expected.keys() - flat.keys()), sorted(flat.keys() - expected.keys())
+        raise ValueError(f"packed tree does not fit: missing {missing}, unexpected {extra}")
+    for path, leaf in expected.items():
+        if flat[path].shape != leaf.shape or flat[path].dtype != leaf.dtype:
+            raise ValueError(
+                f"packed tree does not fit at '{path}': expected {tuple(leaf.shape)} {leaf.dtype}, "
+                f"got {tuple(flat[path].shape)} {flat[path].dtype}"
+            )
+    return rebuild(flat, like)
+
+
+def rebuild(flat: Params, like: T) -> T:
+    """The structure of `like` with the values of `flat`, whatever their shapes."""
+    values = iter([flat[path] for path in pack(like)])
+    return map(lambda _: next(values), like)
+
+
+def add(a: T, b: T) -> T:
+    return map(torch.add, a, b)
+
+
+def sub(a: T, b: T) -> T:
+    return map(torch.sub, a, b)
+
+
+def scale(tree: T, factor: float | Tensor) -> T:
+    return map(lambda leaf: leaf * factor, tree)
+
+
+def mix(a: T, b: T, weight: float | Tensor) -> T:
+    """(1 - weight) a + weight b."""
+    return map(lambda x, y: _like((1 - weight) * x + weight * y, x), a, b)
+
+
+def where(condition: Tensor, a: T, b: T) -> T:
+    """`a` where the scalar `condition` holds, else `b`."""
+    return map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def sqdist(a: Tree, b: Tree) -> Tensor:
+    """||a - b||^2 over all floating-point leaves."""
+    return _total([((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True) if x.is_floating_point()])
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """<a, b> over all floating-point leaves."""
+    return _total([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True) if x.is_floating_point()])
+
+
+def cosine(a: Tree, b: Tree) -> Tensor:
+    """<a, b> / (||a|| ||b||), and 0 where one of them is 0."""
+    lengths = (dot(a, a) * dot(b, b)).sqrt()
+    return torch.where(lengths > 0, dot(a, b) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
+
+
+def clone(tree: T) -> T:
+    return map(torch.clone, tree)
+
+
+def stack(trees: Sequence[T]) -> T:
+    """Rows from single trees."""
+    return map(lambda *leaf: torch.stack(leaf), trees[0], *trees[1:])
+
+
+def broadcast(tree: T, size: int) -> T:
+    """The same tree in every one of `size` rows, without copying."""
+    return map(lambda leaf: leaf.expand(size, *leaf.shape), tree)
+
+
+def rows(tree: T, ids: Tensor | int) -> T:
+    """The rows `ids` (copied), or one row without its client axis."""
+    return map(lambda leaf: leaf[ids], tree)
+
+
+def put(tree: T, ids: Tensor, new: T) -> T:
+    """A copy of `tree` whose rows `ids` are `new`."""
+    return map(lambda leaf, row: leaf.index_copy(0, ids, row), tree, new)
+
+
+def mean(tree: T, weights: Tensor) -> T:
+    """sum_k w_k tree_k / sum_k w_k over the rows of `tree`; `weights` is [rows], nonnegative, with a positive sum."""
+    share = weights / weights.sum()
+
+    def average(leaf: Tensor) -> Tensor:
+        flat = leaf.reshape(leaf.shape[0], -1)
+        dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+        return _like((share.to(dtype) @ flat.to(dtype)).reshape(leaf.shape[1:]), leaf)
+
+    return map(average, tree)
+
+
+def nbytes(tree: Tree) -> int:
+    return sum(leaf.nbytes for leaf in leaves(tree))
+
+
+def finite(tree: Tree) -> bool:
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree))
+
+
+def _like(value: Tensor, leaf: Tensor) -> Tensor:
+    return value if leaf.is_floating_point() else value.round().to(leaf.dtype)
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    return torch.stack(terms).sum() if terms else torch.zeros(())
