@@ -2,6 +2,8 @@
 
 from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
+from coterie.experiment.compare import Comparison, compare
+from coterie.experiment.load import load
 from coterie.experiment.result import Result
 from coterie.experiment.run import prepare, resume, run
 from coterie.local import SGD, Adam, AdamW
@@ -16,6 +18,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Comparison",
     "ConfigError",
     "CoterieError",
     "CoterieWarning",
@@ -24,7 +27,9 @@ __all__ = [
     "Method",
     "Result",
     "Task",
+    "compare",
     "from_clients",
+    "load",
     "prepare",
     "resume",
     "run",

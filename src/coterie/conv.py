@@ -30,7 +30,7 @@ class FewChannelConvolution(TorchFunctionMode):
 
 
 def _conv2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -38,10 +38,11 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    x = input
     plain = stride in (1, (1, 1)) and dilation in (1, (1, 1)) and groups == 1 and not isinstance(padding, str)
     if not plain or x.ndim != 4 or x.shape[1] > FEW:
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    high, wide = (padding, padding) if isinstance(padding, int) else padding
+    high, wide = (padding, padding) if isinstance(padding, int) else (padding[0], padding[-1])
     if high or wide:
         x = F.pad(x, (wide, wide, high, high))
     size, (out, _, rows, columns) = x.shape[0], weight.shape

@@ -30,20 +30,21 @@ class KeyedDropout(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        per_channel = _DROPOUTS.get(func)
-        if per_channel is None:
-            return func(*args, **kwargs)
-        return self._drop(per_channel, *args, **kwargs)
+        spatial = _DROPOUTS.get(func)
+        return func(*args, **kwargs) if spatial is None else self._drop(spatial, *args, **kwargs)
 
     def _drop(self, spatial: int, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0:
             return x
         self.calls += 1
-        shape = (*x.shape[: x.ndim - spatial], *([1] * spatial))
+        # dropout2d takes [batch, channels, length] too, as PyTorch does; the others take one example without a batch.
+        lead = min(2, x.ndim) if spatial == 2 else x.ndim - spatial
+        shape = (*x.shape[:lead], *[1] * (x.ndim - lead))
         keep = uniform(self.key + self.calls * 0x9E3779B1, shape) >= p
         return x * keep / (1 - p) if p < 1 else torch.zeros_like(x)
 
 
+# How many of the last axes are dropped as one.
 _DROPOUTS: dict[Callable[..., Any], int] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 

@@ -5,6 +5,7 @@ Every function here sees one client and runs inside `scan`, so it is stacked and
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,10 +102,15 @@ def _adam_update(opt: Adam | AdamW, grads: Params, state: Any, params: Params) -
     count = count + 1
     first = tree.map(lambda m, g: opt.beta1 * m + (1 - opt.beta1) * g, first, grads)
     second = tree.map(lambda v, g: opt.beta2 * v + (1 - opt.beta2) * g * g, second, grads)
-    step = opt.lr / (1 - opt.beta1**count)
-    spread = (1 - opt.beta2**count).sqrt()
+    step = opt.lr / _one_minus_power(opt.beta1, count)
+    spread = _one_minus_power(opt.beta2, count).sqrt()
     new = tree.map(lambda p, m, v: p - step * m / (v.sqrt() / spread + opt.eps), params, first, second)
     return new, (first, second, count)
+
+
+def _one_minus_power(beta: float, count: Tensor) -> Tensor:
+    """1 - beta^count, without the cancellation that costs float32 four digits in the first steps."""
+    return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
 
 
 def no_penalty(params: Params, anchor: Any) -> Tensor:

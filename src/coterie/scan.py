@@ -92,6 +92,8 @@ class _Program:
             aux = tree.map(lambda _: next(values), self.aux)
             x, y, index, mask, key = values
             new = self.step(carry, aux, Batch(x[index], y[index], mask, key))
+            # Leaves by name, in the order and type they came in: every step then sees the same program.
+            new = tree.map(lambda old, value: value.to(old.dtype), carry, new)
             if select:  # a client whose minibatches are used up stays where it is
                 new = tree.where(mask.any(), new, carry)
             return tree.leaves(new)
@@ -99,7 +101,7 @@ class _Program:
         function: Callable[..., list[Tensor]] = one_client
         for dims in self.lifts:
             in_dims = (*[0] * self.num_carry, *dims, 0, 0, 0)
-            function = vmap(function, in_dims=in_dims, randomness="different")
+            function = vmap(function, in_dims=in_dims, randomness="error")
         return function
 
 
@@ -124,7 +126,7 @@ class _Scan(torch.autograd.Function):
         ]
         lift = tuple(None if dim is None else 0 for dim in dims[num_carry:num_fixed])
         out = _Scan.apply(  # type: ignore[no-untyped-call]
-            replace(program, lifts=(lift, *program.lifts)), *everyone
+            replace(program, lifts=(*program.lifts, lift)), *everyone
         )
         return out, tuple(0 for _ in out)
 
@@ -153,18 +155,30 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
 
 def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., list[Tensor]] | None:
     shapes = tuple((tuple(value.shape), value.dtype, str(value.device)) for value in example)
-    place = (identity(program.step), program.lifts, shapes, torch.get_num_threads())
+    names = (*tree.pack(program.carry), "|", *tree.pack(program.aux))
+    place = (identity(program.step), names, program.lifts, shapes, torch.get_num_threads())
     if place not in _compiled:
         try:
-            with FewChannelConvolution():
-                graph = make_fx(program.function(select=True))(*example)
-            run: Any = torch._inductor.compile(graph, list[Any](example))
-            run(*example)
+            with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
+                graph = _trace(program, example)
+                run: Any = torch._inductor.compile(graph, list[Any](example))
+                run(*example)
             _compiled[place] = run
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])
             _compiled[place] = None
     return _compiled[place]
+
+
+def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
+    function = program.function(select=True)
+    with FewChannelConvolution():
+        graph: torch.fx.GraphModule = make_fx(lambda *flat: [value.contiguous() for value in function(*flat)])(*example)
+    for node in graph.graph.nodes:
+        # Compiled code has a random generator of its own: such a step would change with the engine.
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ValueError(f"the model draws random numbers of its own ({node.target})")
+    return graph
 
 
 def identity(step: Any) -> Hashable:
@@ -175,7 +189,8 @@ def identity(step: Any) -> Hashable:
         return (identity(step.__func__), identity(step.__self__))
     if isinstance(step, types.FunctionType):
         cells = tuple(identity(cell.cell_contents) for cell in step.__closure__ or ())
-        return (step.__code__, cells, tuple(identity(value) for value in step.__defaults__ or ()))
+        named = tuple((key, identity(value)) for key, value in sorted((step.__kwdefaults__ or {}).items()))
+        return (step.__code__, cells, tuple(identity(value) for value in step.__defaults__ or ()), named)
     if isinstance(step, Tensor) or (isinstance(step, dict | tuple | list) and _has_tensor(step)):
         raise TypeError("a step closes over a tensor: pass everything it reads through `carry` or `aux`")
     try:

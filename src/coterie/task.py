@@ -52,27 +52,33 @@ class Task:
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
-        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+        if any(map(nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
             raise ValueError("the model has lazy layers: call it once on an example so that its shapes are known")
         self.kind: Kind = kind
         self.num_classes = num_classes
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
+        self._first_name = _first_names(module)
         self.trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         if not self.trainable:
             raise ValueError("the model has no trainable parameter")
-        self.norm_names = _under(module, [name for name, m in module.named_modules() if isinstance(m, _NORMS)])
+        self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
         self.head_module = _find_head(module, head)
-        self.head_names = _under(module, [self.head_module] if self.head_module else [])
+        self.head_names = self._under([] if self.head_module is None else [self.head_module])
 
     def init(self) -> Params:
         """The wrapped module's own parameters and buffers."""
-        return {name: tensor.detach().clone() for name, tensor in self._eval.state_dict().items()}
+        tensors = _tensors(self._eval)
+        return {name: tensors[name].detach().clone() for name in dict.fromkeys(self._first_name.values())}
 
-    def module(self) -> nn.Module:
-        """A copy of the wrapped module."""
-        return copy.deepcopy(self._eval)
+    def module(self, params: Params) -> nn.Module:
+        """A copy of the wrapped module that has these parameters and buffers, in evaluation mode."""
+        module = copy.deepcopy(self._eval)
+        with torch.no_grad():
+            for name, tensor in _tensors(module).items():
+                tensor.copy_(params[self._first_name[name]])
+        return module
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
@@ -83,11 +89,14 @@ class Task:
         return functional_call(self._eval, params, (x,))  # type: ignore[no-any-return]
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        return self._example_losses(self.logits(params, x), y)
+        return self.output_losses(self.logits(params, x), y)
 
     def output_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss an example, from outputs that are there already."""
-        return self._example_losses(outputs, y)
+        losses = self._example_losses(outputs, y)
+        if losses.shape != outputs.shape[:1]:
+            raise ValueError(f"the loss must give one number an example, {outputs.shape[0]}, not {tuple(losses.shape)}")
+        return losses
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """(mean training loss over the examples with mask 1, what the forward pass left of the untrained values)."""
@@ -96,7 +105,7 @@ class Task:
         rest = {name: value.clone() for name, value in rest.items()}
         with KeyedDropout(batch.key):
             out = functional_call(self._train, {**trained, **rest}, (batch.x,))
-        losses = self._example_losses(out, batch.y)
+        losses = self.output_losses(out, batch.y)
         mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1.0)
         return mean, rest
 
@@ -112,9 +121,10 @@ class Task:
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head on its own. Equals `logits` when nothing follows the head in the model."""
-        prefix = f"{self.head_module}."
-        own = {name.removeprefix(prefix): params[name] for name in self.head_names}
-        return functional_call(self._head_of(self._eval), own, (features,))  # type: ignore[no-any-return]
+        head = self._head_of(self._eval)
+        prefix = f"{self.head_module}." if self.head_module else ""
+        own = {name: params[self._first_name[prefix + name]] for name in _tensors(head)}
+        return functional_call(head, own, (features,))  # type: ignore[no-any-return]
 
     @property
     def feature_dim(self) -> int:
@@ -124,14 +134,19 @@ class Task:
         return head.in_features
 
     def _head_of(self, module: nn.Module) -> nn.Module:
-        if not self.head_module:
+        if self.head_module is None:
             raise ValueError("this model has no linear layer to be its head: name one with head='layer.name'")
         return module.get_submodule(self.head_module)
+
+    def _under(self, modules: list[str]) -> frozenset[str]:
+        """Names of the parameters and buffers that belong to any of `modules`."""
+        names = [name for name in self._first_name if any(not part or name.startswith(f"{part}.") for part in modules)]
+        return frozenset(self._first_name[name] for name in names)
 
 
 def _find_head(module: nn.Module, name: str | None) -> str | None:
     if name is None:
-        linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear) and key]
+        linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
         return linear[-1] if linear else None
     known = [key for key, m in module.named_modules() if key and any(True for _ in m.parameters())]
     if name not in known:
@@ -139,11 +154,15 @@ def _find_head(module: nn.Module, name: str | None) -> str | None:
     return name
 
 
-def _under(module: nn.Module, modules: list[str]) -> frozenset[str]:
-    """Names of the parameters and buffers that belong to any of `modules`."""
-    return frozenset(
-        name for name in module.state_dict() if any(not part or name.startswith(f"{part}.") for part in modules)
-    )
+def _tensors(module: nn.Module) -> Params:
+    """Parameters and buffers by every name they have (tied ones have several)."""
+    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """{every name: the first name of the same tensor}; a model is keyed by first names only."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(module).items()}
 
 
 def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:

@@ -27,11 +27,15 @@ def map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
         return cast(T, fn(tree, *rest))
     if isinstance(tree, dict):
         for other in rest:
+            if not isinstance(other, dict):
+                raise TypeError(f"trees have a dict and a {type(other).__name__} at the same place")
             if tree.keys() != other.keys():
                 raise ValueError(f"trees have different names: {sorted(tree.keys() ^ other.keys())}")
         return cast(T, {name: map(fn, child, *(other[name] for other in rest)) for name, child in tree.items()})
     if isinstance(tree, tuple):
         for other in rest:
+            if not isinstance(other, tuple):
+                raise TypeError(f"trees have a tuple and a {type(other).__name__} at the same place")
             if len(tree) != len(other):
                 raise ValueError(f"trees have tuples of different lengths: {len(tree)} and {len(other)}")
         children = [map(fn, *group) for group in zip(tree, *rest, strict=True)]
@@ -51,6 +55,8 @@ def pack(tree: Tree) -> Params:
 
     def walk(node: Tree, path: tuple[str, ...]) -> None:
         if isinstance(node, Tensor):
+            if "/".join(path) in flat:
+                raise ValueError(f"two leaves would have the path '{'/'.join(path)}'")
             flat["/".join(path)] = node
             return
         if isinstance(node, dict):
@@ -85,6 +91,18 @@ def rebuild(flat: Params, like: T) -> T:
     return map(lambda _: next(values), like)
 
 
+def separate(flat: Params) -> Params:
+    """Contiguous tensors on the CPU, no two of which share memory, as files want them."""
+    own: Params = {}
+    taken: set[int] = set()
+    for path, leaf in flat.items():
+        value = leaf.detach().cpu().contiguous()
+        start = value.untyped_storage().data_ptr()
+        own[path] = value.clone() if start in taken else value
+        taken.add(start)
+    return own
+
+
 def add(a: T, b: T) -> T:
     return map(torch.add, a, b)
 
@@ -94,7 +112,7 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(tree: T, factor: float | Tensor) -> T:
-    return map(lambda leaf: leaf * factor, tree)
+    return map(lambda leaf: _like(leaf * factor, leaf), tree)
 
 
 def mix(a: T, b: T, weight: float | Tensor) -> T:
@@ -109,17 +127,17 @@ def where(condition: Tensor, a: T, b: T) -> T:
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
     """||a - b||^2 over all floating-point leaves."""
-    return _total([((x - y) ** 2).sum() for x, y in zip(leaves(a), leaves(b), strict=True) if x.is_floating_point()])
+    return _total(lambda x, y: ((x - y) ** 2).sum(), a, b)
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """<a, b> over all floating-point leaves."""
-    return _total([(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True) if x.is_floating_point()])
+    return _total(lambda x, y: (x * y).sum(), a, b)
 
 
 def cosine(a: Tree, b: Tree) -> Tensor:
     """<a, b> / (||a|| ||b||), and 0 where one of them is 0."""
-    lengths = (dot(a, a) * dot(b, b)).sqrt()
+    lengths = dot(a, a).sqrt() * dot(b, b).sqrt()
     return torch.where(lengths > 0, dot(a, b) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
 
 
@@ -149,7 +167,7 @@ def put(tree: T, ids: Tensor, new: T) -> T:
 
 def mean(tree: T, weights: Tensor) -> T:
     """sum_k w_k tree_k / sum_k w_k over the rows of `tree`; `weights` is [rows], nonnegative, with a positive sum."""
-    share = weights / weights.sum()
+    share = weights.double() / weights.double().sum()
 
     def average(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(leaf.shape[0], -1)
@@ -171,5 +189,7 @@ def _like(value: Tensor, leaf: Tensor) -> Tensor:
     return value if leaf.is_floating_point() else value.round().to(leaf.dtype)
 
 
-def _total(terms: list[Tensor]) -> Tensor:
+def _total(term: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tensor:
+    terms: list[Tensor] = []
+    map(lambda x, y: terms.append(term(x, y)) if x.is_floating_point() else None, a, b)
     return torch.stack(terms).sum() if terms else torch.zeros(())

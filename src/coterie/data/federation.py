@@ -125,15 +125,9 @@ def split_client(
         order = np.argsort(place, kind="stable")
     num_test = min(max(round(size * test), 1), size - 2)
     num_validation = min(max(round(size * validation), 1), size - num_test - 1)
-    held_out, train = order[: num_test + num_validation], order[num_test + num_validation :]
-    # Within what is held out, deal validation examples evenly too.
-    is_validation = np.zeros(len(held_out), bool)
-    is_validation[np.floor((np.arange(num_validation) + 0.5) * len(held_out) / num_validation).astype(int)] = True
-    return Split(
-        np.sort(train).astype(np.int64),
-        np.sort(held_out[is_validation]).astype(np.int64),
-        np.sort(held_out[~is_validation]).astype(np.int64),
-    )
+    cuts = [num_test, num_test + num_validation]
+    test_part, validation_part, train_part = (np.sort(part).astype(np.int64) for part in np.split(order, cuts))
+    return Split(train_part, validation_part, test_part)
 
 
 def _check(federation: Federation) -> None:

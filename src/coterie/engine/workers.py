@@ -78,8 +78,7 @@ def _work(jobs: Sequence[Callable[[], Tree]], source: int, scratch: Path) -> Non
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
         while number := _next(source):
-            flat = {path: leaf.contiguous() for path, leaf in tree.pack(jobs[number]()).items()}
-            save_file(flat, scratch / f"{number}.safetensors")
+            save_file(tree.separate(tree.pack(jobs[number]())), scratch / f"{number}.safetensors")
         code = 0
     except BaseException:
         (scratch / f"error-{os.getpid()}.txt").write_text(traceback.format_exc())

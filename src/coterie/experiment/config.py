@@ -63,6 +63,11 @@ class Config(BaseModel):
     def participants(self, clients: int) -> int:
         return self.clients_per_round or max(1, round(self.fraction * clients))
 
+    def to_file(self) -> dict[str, Any]:
+        """What config.toml holds: of two settings that exclude each other, the one in force."""
+        instead = {"local_epochs": self.local_steps, "fraction": self.clients_per_round}
+        return self.model_dump(exclude={key for key, other in instead.items() if other is not None})
+
 
 TABLES = ("hyper", "optimizer")
 
@@ -146,7 +151,10 @@ def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:
 
 def flags(method: str) -> dict[str, tuple[str, str]]:
     """{flag: (table, key)} of the settings that live in a table: the method's and the optimisers'."""
-    cls, _ = find_method(method)
+    try:
+        cls, _ = find_method(method)
+    except ConfigError:  # it cannot be imported: `resolve` tells, with everything else that is wrong
+        cls = None
     found: dict[str, tuple[str, str]] = {}
     for optimizer in OPTIMIZERS.values():
         found |= {hyper.flag: ("optimizer", hyper.name) for hyper in hyper_parameters(optimizer)}
@@ -181,7 +189,8 @@ def _in_words(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = [*Config.model_fields]
         return f"there is no setting '{key}'{suggest(key, known)}; there are {', '.join(known)}"
-    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    words = error["msg"].removeprefix("Value error, ")
+    return f"{key} = {error['input']!r}: {words[0].lower()}{words[1:]}"
 
 
 def default_out(config: Config) -> Path:

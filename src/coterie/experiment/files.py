@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from coterie import tree
 from coterie.errors import CheckpointError
 from coterie.tree import Params
 
@@ -28,7 +29,7 @@ def write(path: Path, save: Callable[[Path], None]) -> None:
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True) if temporary.parent.exists() else None
+        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,8 +42,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> str:
     """Returns the file's checksum."""
-    # Rows of broadcast tensors share memory, which the format does not allow: make each its own.
-    own = {name: value.detach().cpu().contiguous() for name, value in flat.items()}
+    own = tree.separate(flat)
     digest = ""
 
     def save(temporary: Path) -> None:

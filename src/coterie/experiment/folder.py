@@ -101,12 +101,15 @@ class RunFolder:
             raise CheckpointError(f"'{folder}' does not fit this run: {error}") from error
 
     def load_last(self, like: State) -> tuple[int, State, int | None]:
-        """The newest intact checkpoint; damaged ones are named in a warning and passed over."""
-        for round in reversed(self.checkpoints()):
+        """The newest intact checkpoint; damaged ones are named in a warning and passed over. Round 0 if none."""
+        rounds = self.checkpoints()
+        for round in reversed(rounds):
             try:
                 state, best = self.load(round, like)
                 return round, state, best
             except CheckpointError as error:
+                if round == rounds[0]:
+                    raise
                 warnings.warn(f"{error}. Using the checkpoint before it.", CoterieWarning, stacklevel=2)
         return 0, like, None
 

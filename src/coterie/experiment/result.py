@@ -71,10 +71,8 @@ class Result:
 
 
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:
-    module = task.module()
-    if isinstance(view, dict) and view.keys() == module.state_dict().keys():
-        module.load_state_dict(view)
-        return module.eval()
+    if isinstance(view, dict) and view.keys() == task.init().keys():
+        return task.module(view)
     return Deployed(task, method, view).eval()
 
 

@@ -59,7 +59,9 @@ class Setup:
 
     def with_method(self, method: AnyMethod) -> Setup:
         """The same splits, model and schedule with another method."""
-        config = self.config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
+        settings = {"method": name_of(method), "hyper": values_of(method)}
+        settings["optimizer"] = _optimizer_values(method) or self.config.optimizer
+        config = self.config.model_copy(update=settings)
         return dataclasses.replace(self, config=config, method=method)
 
 
@@ -97,6 +99,9 @@ def prepare(
     values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     values["method"] = method if isinstance(method, str) else "fedavg"
+    if not isinstance(method, str) and any(values.get(table) for table in TABLES):
+        names = [key for table in TABLES for key in values.get(table, {})]
+        raise ConfigError([f"{', '.join(names)}: the method is given as an object, so set its hyper-parameters there"])
     config, built = resolve(values, own_data=own_data, own_model=own_model)
     if not isinstance(method, str):
         built = method
@@ -214,7 +219,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         folder.rewrite_rounds(records)
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
-        folder.create(to_toml(config.model_dump()))
+        folder.create(to_toml(config.to_file()))
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
@@ -335,6 +340,7 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             "model": config.model,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
+            "outputs": _outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
             "data": config.data,
             "round": result.selected,
@@ -379,15 +385,18 @@ def _module(model: Any, federation: Federation) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     shape = tuple(federation.x.shape[1:])
-    outputs = federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
     factory = find_model(model) if isinstance(model, str) else model
     try:
-        module = factory(shape, outputs)
+        module = factory(shape, _outputs(federation))
     except Exception as error:
         raise ConfigError([f"model '{model}' cannot be built for inputs of shape {shape}: {error}"]) from error
     if not isinstance(module, nn.Module):
         raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
     return module
+
+
+def _outputs(federation: Federation) -> int:
+    return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
 
 
 def _optimizer_values(method: AnyMethod) -> dict[str, Any]:

@@ -1,0 +1,354 @@
+"""Local training, the ordinary way and this library's, at the same work: the ratio of their wall times.
+
+    python benchmarks/local_training.py                  the three cases, with their targets
+    python benchmarks/local_training.py --all-engines    every engine, for analysis
+    python benchmarks/local_training.py --quick          a smoke test: small, and no target is judged
+
+The ordinary way is a Python loop over the clients: a copy of an `nn.Module` each, a shuffling `DataLoader`,
+`torch.optim.SGD`, and all cores as threads inside each operation. This library runs the same round of FedAvg through
+`Simulation.train`, on the engine that `auto` picks for a run of the case's length.
+
+What is done to keep it fair:
+- The data are random, of the right shape, and every client has the same number; both sides take the same number of
+  gradient steps at the same learning rate (counted and printed). In the first, untimed round both are given the same
+  minibatches in the same order and must end with the same average model.
+- Rounds alternate (ordinary, ours, ordinary, ours, ...) and the median of the ratios of neighbours counts, so that
+  other work on the machine hits both. Choosing and compiling come before, with an empty cache of compiled code, and are
+  shown apart; so is the size of the run that pays for them.
+- Useful work is 6 x the multiply-adds of the network's linear and convolution layers, for each example: 2 operations
+  each, once forward and twice backward. The machine's own rate is that of 1024 x 1024 float32 matrix products on all
+  cores, timed between the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import coterie
+from coterie.batches import Batches
+from coterie.data.federation import Split
+from coterie.engine import Engine
+from coterie.engine.engine import cores
+from coterie.engine.workers import can_fork
+from coterie.experiment.run import Setup, Silent, _engine
+from coterie.experiment.simulation import Simulation
+from coterie.models import Factory, cnn, mlp
+from coterie.tree import Params
+
+LR = 0.01
+Data = Iterable[Sequence[Tensor]]  # one client's minibatches (x, y)
+
+
+def perceptron(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """pFedBreD's deep network: 784-100-10 with leaky ReLU."""
+    return nn.Sequential(nn.Linear(*shape, 100), nn.LeakyReLU(0.1), nn.Linear(100, outputs))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    network: Factory
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    batch: int
+    steps: int  # a client's in an epoch: it has steps x batch examples
+    epochs: int  # a round
+    rounds: int  # of a whole run, which `auto` chooses for
+    repetitions: int
+    target: float
+
+    def quick(self) -> Case:
+        return dataclasses.replace(self, clients=3, steps=2, epochs=1, rounds=2, repetitions=2)
+
+
+CASES = (  # as long as in the papers: FedMAP's 1,000 epochs, pFedBreD's 200 rounds of 20 steps, pFedVMP's 1,000 rounds
+    Case("10 x MLP 30-32-16-2, batch 32", mlp, (30,), 2, 10, 32, 38, 10, rounds=100, repetitions=9, target=25.0),
+    Case("100 x 784-100-10, batch 20", perceptron, (784,), 10, 100, 20, 20, 1, rounds=200, repetitions=9, target=5.0),
+    Case("50 x CNN on 28x28, batch 10", cnn, (1, 28, 28), 10, 50, 10, 8, 1, rounds=1000, repetitions=7, target=1.6),
+)
+
+
+class Ordinary:
+    """FedAvg as it is usually written."""
+
+    def __init__(self, module: nn.Module, clients: Sequence[TensorDataset], batch: int) -> None:
+        self.module = copy.deepcopy(module)
+        self.loaders = [DataLoader(client, batch_size=batch, shuffle=True) for client in clients]
+        self.sizes = [len(client) for client in clients]
+        self.steps = 0  # of the last round
+
+    def round(self, epochs: int, data: Sequence[Data] | None = None) -> None:
+        """One round over the loaders, or over other minibatches if they are given."""
+        self.steps = 0
+        average = {name: torch.zeros_like(value) for name, value in self.module.state_dict().items()}
+        for size, minibatches in zip(self.sizes, data or self.loaders, strict=True):
+            model = copy.deepcopy(self.module)
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            for _ in range(epochs):
+                for x, y in minibatches:
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    self.steps += 1
+            for name, value in model.state_dict().items():
+                average[name] += value * (size / sum(self.sizes))
+        self.module.load_state_dict(average)
+
+
+class Ours:
+    """The same round in this library."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.sim = Simulation.start(
+            setup.method,
+            setup.task,
+            setup.federation,
+            setup.config.plan(),
+            setup.config.participants(len(setup.federation.names)),
+            setup.config.seed,
+        )
+        self.done = 0
+
+    def choose(self) -> Engine:
+        """What `coterie run` would do."""
+        return _engine(self.setup, self.sim, None, self.setup.config.rounds, Silent())
+
+    def round(self, engine: Engine) -> None:
+        self.done += 1
+        self.sim.train(self.done, engine)
+
+    def next_batches(self) -> Batches:
+        """All clients' minibatches of the coming round."""
+        _, ids, _ = self.sim.probe()
+        return self.sim._draw(ids, self.sim.plan, "minibatches", self.done + 1)
+
+    @property
+    def model(self) -> Params:
+        server: Params = self.sim.state.server
+        return server
+
+
+@dataclass
+class Measured:
+    case: Case
+    engine: Engine
+    steps: int  # client-steps a round
+    difference: float  # between the two average models after the same minibatches
+    startup: float  # seconds: choosing, compiling, and the first round beyond a later one
+    ordinary: list[float]  # seconds a round
+    ours: list[float]
+    flops: float  # a round
+    rate: float  # matrix products, operations a second
+    memory: tuple[int, int]  # bytes: this process, the largest child
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(a / b for a, b in zip(self.ordinary, self.ours, strict=True))
+
+    @property
+    def reached(self) -> bool:
+        return self.ratio >= self.case.target
+
+
+def measure(case: Case) -> Measured:
+    module, ordinary, ours = build(case)
+    begin = time.perf_counter()
+    engine = ours.choose()
+    startup = time.perf_counter() - begin
+    steps, difference, first = same_work(case, ordinary, ours, engine)
+    rates, times, our_times = [matmul_rate()], [], []
+    for _ in range(case.repetitions):
+        times.append(seconds(lambda: ordinary.round(case.epochs)))
+        our_times.append(seconds(lambda: ours.round(engine)))
+        rates.append(matmul_rate())
+    if ordinary.steps != steps:
+        raise SystemExit(f"{case.name}: {ordinary.steps} ordinary steps a round, but {steps} of ours")
+    startup += max(first - statistics.median(our_times), 0.0)
+    flops = 6.0 * multiply_adds(module, case.shape) * case.batch * steps
+    rate = statistics.median(rates)
+    return Measured(case, engine, steps, difference, startup, times, our_times, flops, rate, peak_memory())
+
+
+def build(case: Case) -> tuple[nn.Module, Ordinary, Ours]:
+    """Both sides, with the same data and the same initial model."""
+    torch.manual_seed(0)
+    module = case.network(case.shape, case.classes)
+    size = case.steps * case.batch
+    each = size + 2  # two more, because a federation wants an example to validate and one to test on
+    x = torch.randn(case.clients * each, *case.shape)
+    y = torch.randint(0, case.classes, (len(x),))
+    places = np.arange(len(x), dtype=np.int64).reshape(case.clients, each)
+    clients = {f"client-{i}": Split(own[:size], own[size:-1], own[-1:]) for i, own in enumerate(places)}
+    federation = coterie.Federation("random", x, y, clients, case.classes)
+    setup = coterie.prepare(
+        "fedavg",
+        federation,
+        model=module,
+        rounds=case.rounds,
+        local_epochs=case.epochs,
+        batch_size=case.batch,
+        optimizer={"name": "sgd", "lr": LR},
+    )
+    data = [TensorDataset(x[own[:size]], y[own[:size]]) for own in torch.from_numpy(places)]
+    return module, Ordinary(module, data, case.batch), Ours(setup)
+
+
+def same_work(case: Case, ordinary: Ordinary, ours: Ours, engine: Engine) -> tuple[int, float, float]:
+    """Warm up with a round on the same minibatches: (steps a round, difference of the models, our seconds)."""
+    batches = ours.next_batches()
+    steps = int(batches.mask.any(-1).sum())
+    data = [[(batches.x[rows], batches.y[rows]) for rows in client.flatten(0, 1)] for client in batches.index]
+    ordinary.round(1, data)
+    if ordinary.steps != steps:
+        raise SystemExit(f"{case.name}: {ordinary.steps} ordinary steps a round, but {steps} of ours")
+    first = seconds(lambda: ours.round(engine))
+    theirs = ordinary.module.state_dict()
+    difference = max(float((ours.model[name] - value).abs().max()) for name, value in theirs.items())
+    if not difference < 1e-4:
+        raise SystemExit(f"{case.name}: after the same minibatches the average models differ by {difference:.1e}")
+    return steps, difference, first
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def matmul_rate() -> float:
+    """Floating-point operations a second."""
+    a = torch.randn(1024, 1024)
+    return 2 * 1024**3 / statistics.median(seconds(lambda: a @ a) for _ in range(5))
+
+
+def multiply_adds(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Of the linear and convolution layers, for one example."""
+    found: list[int] = []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        found.append(output.numel() * weight[0].numel())
+
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    module(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return sum(found)
+
+
+def peak_memory() -> tuple[int, int]:
+    """Bytes, so far: this process, and the largest of its children (workers share most of theirs with it)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own * unit, children * unit
+
+
+def report(results: Sequence[Measured], console: Console) -> None:
+    table = Table("case", "", "s a round", "client-steps/s", "of matmul rate", "ratio", "start-up", "peak memory")
+    for m in results:
+        for name, times in (("ordinary", m.ordinary), ("coterie", m.ours)):
+            middle = statistics.median(times)
+            cells = [f"{middle:.3g}", f"{m.steps / middle:,.0f}", f"{m.flops / middle / m.rate:.1%}"]
+            if name == "coterie":
+                own, child = (size / 2**20 for size in m.memory)
+                cells += [f"{m.ratio:.1f}x", f"{m.startup:.1f} s", f"{own:,.0f} MB (child {child:,.0f})"]
+            table.add_row(m.case.name if name == "ordinary" else f"  {m.steps:,} steps each", name, *cells)
+        table.add_section()
+    console.print(table)
+    console.print(
+        "start-up: choosing the engine and compiling, paid once a run. Peak memory: so far in this process, and its "
+        "largest child (a worker, which shares most with this process, or the compiler).\n"
+        f"Work: 6 x multiply-adds an example. Matmul: {statistics.median(m.rate for m in results) / 1e9:.0f} GFLOP/s "
+        f"on {cores()} cores.",
+        highlight=False,
+    )
+
+
+def all_engines(case: Case, console: Console) -> None:
+    """Every engine on one case, all in turn."""
+    _, ordinary, ours = build(case)
+    chosen = ours.choose()
+    stacked = sorted({case.clients, chosen.chunk if chosen.kind == "stacked" else 5, 10, 5})
+    shapes = [("loop", 1), *(("stacked", chunk) for chunk in stacked if chunk <= case.clients)]
+    engines = [
+        Engine(kind, compiled, chunk, workers)  # type: ignore[arg-type]
+        for kind, chunk in shapes
+        for compiled in (False, True)
+        for workers in (1, cores())
+        if workers == 1 or (can_fork() and chunk < case.clients)
+    ]
+    first = [seconds(lambda engine=engine: ours.round(engine)) for engine in engines]  # type: ignore[misc]
+    ordinary.round(case.epochs)
+    base: list[float] = []
+    times: list[list[float]] = [[] for _ in engines]
+    for _ in range(min(case.repetitions, 5)):
+        base.append(seconds(lambda: ordinary.round(case.epochs)))
+        for mine, engine in zip(times, engines, strict=True):
+            mine.append(seconds(lambda engine=engine: ours.round(engine)))  # type: ignore[misc]
+    table = Table("engine", "us a client-step", "ratio", "first round", title=f"{case.name}; auto: {chosen.describe()}")
+    table.add_row("ordinary", f"{statistics.median(base) / ordinary.steps * 1e6:,.1f}", "1.0x", "")
+    for engine, mine, begun in zip(engines, times, first, strict=True):
+        ratio = statistics.median(a / b for a, b in zip(base, mine, strict=True))
+        step = statistics.median(mine) / ordinary.steps * 1e6
+        same = dataclasses.replace(engine, chunk=chosen.chunk) if engine.kind == "loop" else engine
+        mark = " <- auto" if same == chosen else ""
+        table.add_row(engine.describe(), f"{step:,.1f}", f"{ratio:.1f}x{mark}", f"{begun:.1f} s")
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: small, and no target is judged")
+    parser.add_argument("--all-engines", action="store_true", help="a table of every engine instead")
+    parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
+    options = parser.parse_args(arguments)
+    cases = [CASES[options.case - 1]] if options.case else list(CASES)
+    if options.quick:
+        cases = [case.quick() for case in cases]
+    console = Console(width=max(Console().width, 130))
+    torch.set_num_threads(cores())
+    with tempfile.TemporaryDirectory(prefix="coterie-benchmark-") as empty:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", empty)  # so that compiling is really compiling
+        if options.all_engines:
+            for case in cases:
+                all_engines(case, console)
+            return 0
+        results = []
+        for case in cases:
+            results.append(measure(case))
+            last = results[-1]
+            console.print(
+                f"{case.name}: auto chose {last.engine.describe()}; {last.steps:,} gradient steps a round on both "
+                f"sides; models differ by {last.difference:.0e} after the same minibatches",
+                highlight=False,
+            )
+    report(results, console)
+    for m in results:
+        judged = "quick" if options.quick else "yes" if m.reached else "no"
+        print(f"{m.case.name}: ratio {m.ratio:.1f} target {m.case.target} reached {judged}")
+    return int(not options.quick and not all(m.reached for m in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""`coterie compare`: several methods, several seeds, the same splits."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.cli.asked import Asked
+from coterie.cli.console import say, stdout
+from coterie.cli.errors import checked, in_words
+from coterie.cli.flags import with_settings
+from coterie.cli.progress import watch
+from coterie.cli.run import Quiet, describe, measures
+from coterie.cli.tables import print_comparison
+from coterie.experiment.compare import prepare_trials, run_trials
+from coterie.experiment.config import default_out
+
+METHODS = "local,fedavg,fedmap"
+SEEDS = "3"
+
+
+@with_settings("method", "reference")
+def compare(
+    ctx: typer.Context,
+    *,
+    methods: Annotated[
+        str | None,
+        typer.Option(help=f"their names, with commas (default: {METHODS})", metavar="NAMES"),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help=f"how many seeds, counting from --seed, or which, with commas (default: {SEEDS})",
+            metavar="INTEGER",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the folder of all runs; what it holds already is not run again (default: a new one in runs/)",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Run several methods over several seeds on the same splits.
+
+    With one seed, all methods have the same splits, initial model and participants. Include local to see what each
+    gains over training alone.
+
+    All settings of 'coterie run' work here, in FILE.toml too. A method's own flags go to the methods that have them.
+    """
+    with in_words() as ending:
+        asked = Asked(ctx, settings)
+        file_method = asked.take("method", None)  # a file for `coterie run` serves here too
+        asked.take("reference", None)
+        names = _names(methods or asked.take("methods", f"local,{file_method}" if file_method else METHODS))
+        numbers = _numbers(seeds or asked.take("seeds", SEEDS), asked.problems)
+        asked.add_own(names)
+        trials = checked(asked.problems, lambda: prepare_trials(names, numbers, **asked.values))
+        path = out or default_out(trials.first.config.model_copy(update={"method": "compare"}))
+        ending.advice = f"Go on with the same command and --out {shlex.quote(str(path))}"
+        console = stdout()
+        if not quiet:
+            which = f"seed{'s' * (len(trials.seeds) > 1)} {', '.join(map(str, trials.seeds))}"
+            say(console, f"{', '.join(trials.methods)} on {describe(trials.first)}, {which}")
+        with watch(quiet, measures=measures(trials.first.config)) as progress:
+            comparison = run_trials(trials, path, progress=progress)
+        print_comparison(console, comparison, quiet=quiet)
+
+
+def _names(given: Any) -> list[str]:
+    return [str(name).strip() for name in (given.split(",") if isinstance(given, str) else given)]
+
+
+def _numbers(given: Any, problems: list[str]) -> int | list[int]:
+    """How many seeds, or which."""
+    try:
+        if isinstance(given, str) and "," not in given:
+            return int(given)
+        return given if isinstance(given, int) else [int(part) for part in _names(given) if part]
+    except (TypeError, ValueError):
+        problems.append(f"seeds = {given!r}: give a number of seeds, such as 3, or a list, such as 0,1,2")
+        return 1

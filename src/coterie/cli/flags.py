@@ -1,0 +1,90 @@
+"""Flags, generated: the settings of a run and of the optimisers become options, from the classes that hold them.
+
+A method's own flags cannot be declared before the method is known: `asked.py` reads them from what is left over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+
+from coterie.experiment.config import TABLES, Config
+from coterie.hyper import Hyper, hyper_parameters
+from coterie.local import OPTIMIZERS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TAKES_MORE = {"allow_extra_args": True, "ignore_unknown_options": True}
+USAGE = "[FILE.toml] [OPTIONS]"
+_literal: Any = Literal
+OPTIMIZER = Hyper("optimizer", _literal[tuple(OPTIMIZERS)], None, "how clients take their steps")
+
+
+def settings() -> list[Hyper]:
+    """The fields of `Config` that are flags."""
+    return [
+        Hyper(name, Annotated[_without_none(field.annotation), field], field.default, field.description or "")
+        for name, field in Config.model_fields.items()
+        if name not in TABLES
+    ]
+
+
+def optimizer_settings() -> list[Hyper]:
+    """The choice of an optimiser and, once each, the settings that any of them has."""
+    found = {"optimizer": OPTIMIZER}
+    for cls in OPTIMIZERS.values():
+        found = {each.name: Hyper(each.name, each.type, None, each.help) for each in hyper_parameters(cls)} | found
+    return sorted(found.values(), key=lambda each: each is not OPTIMIZER)
+
+
+def with_settings(*without: str) -> Callable[[F], F]:
+    """Gives a command one option for every setting, but for those in `without`; it gets them as `**settings`."""
+
+    def decorate(command: F) -> F:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
+        made = [_option(each) for each in [*settings(), *optimizer_settings()] if each.name not in without]
+        parameters = [own[0], *made, *own[1:]]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def shown(value: Any) -> str:
+    """A default as it would be typed."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def is_switch(hyper: Hyper) -> bool:
+    return _base(hyper) is bool
+
+
+def _option(hyper: Hyper) -> inspect.Parameter:
+    limits = hyper.allowed.partition("number ")[2]
+    notes = [*([limits] if limits else []), *([] if hyper.default is None else [f"default: {shown(hyper.default)}"])]
+    words = hyper.help + (f" ({', '.join(notes)})" if notes else "")
+    names = f"{hyper.flag}/--no-{hyper.flag[2:]}" if is_switch(hyper) else hyper.flag
+    option = typer.Option(names, help=words, metavar=None if is_switch(hyper) else _metavar(hyper))
+    kind: Any = bool | None if is_switch(hyper) else str | None
+    place = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(hyper.name, place, default=None, annotation=Annotated[kind, option])
+
+
+def _metavar(hyper: Hyper) -> str:
+    words = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+    return words.get(_base(hyper)) or hyper.allowed.replace(" ", "")
+
+
+def _base(hyper: Hyper) -> Any:
+    return get_args(hyper.type)[0] if get_origin(hyper.type) is Annotated else hyper.type
+
+
+def _without_none(annotation: Any) -> Any:
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation
+    return next(part for part in get_args(annotation) if part is not types.NoneType)

@@ -1,0 +1,134 @@
+"""What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.status import Status
+
+from coterie.cli.console import say, stdout
+from coterie.experiment.run import Progress, Silent
+
+MEASURING = "choosing the fastest engine, and compiling where it pays (up to half a minute)"
+BETWEEN = "writing results, preparing what follows"
+
+
+def watch(quiet: bool, *, measures: bool) -> contextlib.AbstractContextManager[Progress]:
+    """A progress that lasts for the block; `measures`: the run begins by measuring engines."""
+    console = stdout()
+    if quiet:
+        return contextlib.nullcontext(Silent())
+    return Bars(console, measures) if console.is_terminal else Lines(console, measures)
+
+
+def scores(record: dict[str, Any], metric: str) -> str:
+    """'loss 0.61 validation balanced_accuracy 0.698', as far as this round has them."""
+    words = []
+    if "loss" in record["info"]:
+        words.append(f"loss {np.mean(record['info']['loss']):.4g}")
+    if "validation" in record:
+        words.append(f"validation {metric} {np.mean(record['validation'][metric]):.3f}")
+    return " ".join(words)
+
+
+class Lines:
+    """One line a round."""
+
+    def __init__(self, console: Console, measures: bool) -> None:
+        self._console, self._measures = console, measures
+        self._label, self._rounds = "", 0
+
+    def __enter__(self) -> Self:
+        if self._measures:
+            self.say(MEASURING)
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def say(self, text: str) -> None:
+        say(self._console, text, "dim")
+
+    def start(self, label: str, done: int, rounds: int) -> None:
+        self._label, self._rounds = label, rounds
+        if done:
+            self.say(_going_on(label, done, rounds))
+
+    def round(self, record: dict[str, Any], metric: str) -> None:
+        line = (
+            f"{self._label} round {record['round']}/{self._rounds} {scores(record, metric)} {record['seconds']:.1f} s"
+        )
+        say(self._console, line)
+
+    def stop(self) -> None: ...
+
+
+class Bars:
+    """A bar while rounds go on, a spinner in between, and one line for each run that has ended."""
+
+    def __init__(self, console: Console, measures: bool) -> None:
+        self._console = console
+        self._spinner = Status(MEASURING if measures else "preparing", console=console)
+        self._bar: Bar | None = None
+        self._seconds = 0.0
+        self._last: tuple[str, int] = ("", 0)  # what the last round scored, and its number
+
+    def __enter__(self) -> Self:
+        self._spinner.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._drop_bar()
+        self._spinner.stop()
+
+    def say(self, text: str) -> None:
+        say(self._console, text, "dim")
+
+    def start(self, label: str, done: int, rounds: int) -> None:
+        self._spinner.stop()
+        if done:
+            self.say(_going_on(label, done, rounds))
+        self._seconds, self._last = 0.0, ("", done)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description} round {task.completed}/{task.total}", markup=False),
+            BarColumn(bar_width=10),
+            TextColumn("{task.fields[scores]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+        )
+        self._bar = Bar(*columns, console=self._console, transient=True)
+        self._bar.add_task(label, total=rounds, completed=done, scores="")
+        self._bar.start()
+
+    def round(self, record: dict[str, Any], metric: str) -> None:
+        self._seconds += record["seconds"]
+        self._last = (scores(record, metric), record["round"])
+        if self._bar is not None:
+            short = self._last[0].replace(f" {metric}", "")  # a line of 80 characters holds no more
+            self._bar.update(self._bar.task_ids[0], completed=record["round"], scores=short)
+
+    def stop(self) -> None:
+        words, number = self._last
+        label = self._bar.tasks[0].description if self._bar is not None else ""
+        self._drop_bar()
+        if words:
+            say(self._console, f"{label} round {number}: {words}, {self._seconds:.1f} s")
+        self._spinner.update(BETWEEN)
+        self._spinner.start()
+
+    def _drop_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _going_on(label: str, done: int, rounds: int) -> str:
+    if done >= rounds:
+        return f"{label}: all {rounds} rounds are there already"
+    return f"{label}: going on after round {done} of {rounds}"

@@ -1,0 +1,154 @@
+"""Results in words and tables."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from coterie.cli.console import say
+from coterie.evaluation import BETTER
+from coterie.experiment.compare import Comparison
+from coterie.experiment.result import Result
+
+PERCENT = ("accuracy", "balanced_accuracy")
+
+
+def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -> None:
+    console.print(result_table(result))
+    if not quiet:
+        alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
+        by = f"mean validation {words_of(result.metric)}"
+        say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
+        say(console, verdict(result))
+    if bmta:
+        optimistic = "the best mean test accuracy of any round; it is chosen on test data, so it is optimistic"
+        say(console, f"BMTA {100 * result.bmta():.1f} %: {optimistic}.")
+    if not quiet and result.path:
+        say(console, f"Written to {result.path}")
+
+
+def result_table(result: Result) -> Table:
+    """One line a client, and the averages."""
+    metric, alone = result.metric, result.reference
+    columns = ["local", result.config.method, "gain"] if alone else [result.config.method]
+    table = _table(f"Test {heading(metric)}", "client", "train", *columns)
+
+    def add(name: str, size: float, ours: float, local: float, gain: float, style: str = "") -> None:
+        beside = [shown(metric, local), shown(metric, ours), shown(metric, gain, "+")]
+        table.add_row(name, f"{size:.0f}", *(beside if alone else beside[1:2]), style=style)
+
+    for row in result.clients:
+        local, gain = row.get(f"local_test_{metric}", 0.0), row.get("gain", 0.0)
+        add(row["client"], row["train"], row[f"test_{metric}"], local, gain)
+    table.add_section()
+    size = float(np.mean([row["train"] for row in result.clients]))
+    local, gain = (alone.mean(), float(result.gains().mean())) if alone else (0.0, 0.0)
+    add(f"mean of {len(result.clients)}", size, result.mean(), local, gain, "bold")
+    return table
+
+
+def verdict(result: Result) -> str:
+    """Did the federation help? In one or two sentences, whichever way it went."""
+    if result.config.method == "local":
+        return "This is training alone, which other methods are compared with."
+    if result.reference is None:
+        return "No client was trained alone for comparison, so this run cannot say whether federation helps."
+    gains, name = result.gains(), type(result.method).__name__
+    better, worse, mean = int((gains > 0).sum()), int((gains < 0).sum()), float(gains.mean())
+    counted = f"better than training alone for {better} of {len(gains)} clients and worse for {worse}"
+    if mean > 0:
+        return f"{name} is {counted}, and {amount(result.metric, mean)} better on average."
+    how = f"it is {amount(result.metric, mean)} worse" if mean < 0 else "it makes no difference"
+    return f"{name} does not help on average: {how}. It is {counted}."
+
+
+def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -> None:
+    console.print(client_table(comparison))
+    console.print(method_table(comparison))
+    if not quiet:
+        say(console, compared(comparison))
+        if comparison.path:
+            say(console, f"Written to {comparison.path}")
+
+
+def client_table(comparison: Comparison) -> Table:
+    """One line a client, one column a method; means over seeds."""
+    table = _table(_title(comparison), "client", "train", *comparison.methods)
+    columns = [comparison.per_client(method) for method in comparison.methods]
+    for i, client in enumerate(comparison.clients):
+        values = [shown(comparison.metric, float(column[i])) for column in columns]
+        table.add_row(client, f"{comparison.train_sizes[i]:.0f}", *values)
+    return table
+
+
+def method_table(comparison: Comparison) -> Table:
+    """One line a method: mean +- std over seeds of the mean over clients and, if there is local, the gain over it."""
+    beside = ("gain over local", "clients that gain") if comparison.has_local else ()
+    spread = "mean ± std" if len(comparison.seeds) > 1 else "mean"
+    table = _table(_title(comparison), "method", spread, *beside)
+    for method in comparison.methods:
+        row = [method, _spread(comparison.metric, comparison.means(method))]
+        if comparison.has_local and method != "local":
+            better = int((comparison.client_gains(method) > 0).sum())
+            row += [_spread(comparison.metric, comparison.gains(method), "+")]
+            row += [f"{better} of {len(comparison.clients)}"]
+        table.add_row(*row)
+    return table
+
+
+def compared(comparison: Comparison) -> str:
+    """Which is best, by how much, and how steadily."""
+    best = comparison.best()
+    rest = [method for method in comparison.methods if method != best]
+    if not rest:
+        return f"Only {best} was run: there is nothing to compare it with."
+    second = comparison.best(rest)
+    sign = 1 if BETTER[comparison.metric] is max else -1
+    lead = sign * (comparison.means(best) - comparison.means(second))
+    if not lead.mean() > 0:
+        return f"{best} and {second} are equally good on average."
+    ahead = f"{amount(comparison.metric, float(lead.mean()))} ahead of {second}"
+    steadily = f", and better than it with {int((lead > 0).sum())} of {len(lead)} seeds" if len(lead) > 1 else ""
+    return f"{best} is best on average, {ahead}{steadily}."
+
+
+def words_of(metric: str) -> str:
+    return metric.replace("_", " ")
+
+
+def heading(metric: str) -> str:
+    return f"{words_of(metric)} (%)" if metric in PERCENT else words_of(metric)
+
+
+def shown(metric: str, value: float, sign: str = "") -> str:
+    text = f"{100 * value:{sign}.1f}" if metric in PERCENT else f"{value:{sign}.4g}"
+    return text if float(text) else text.lstrip("+-")  # zero has no sign
+
+
+def amount(metric: str, difference: float) -> str:
+    """How large a difference is: '0.4 points', 'less than 0.1 points', '0.0312 (rmse)'."""
+    size = abs(difference)
+    if metric not in PERCENT:
+        return f"{size:.3g} ({words_of(metric)})"
+    return f"{100 * size:.1f} points" if size >= 0.0005 else "less than 0.1 points"
+
+
+def _spread(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
+    mean = shown(metric, float(values.mean()), sign)
+    return f"{mean} ± {shown(metric, float(values.std(ddof=1)))}" if len(values) > 1 else mean
+
+
+def _title(comparison: Comparison) -> str:
+    seeds = len(comparison.seeds)
+    over = f"{seeds} seeds" if seeds > 1 else f"seed {comparison.seeds[0]}"
+    return f"Test {heading(comparison.metric)}, {over}"
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(first)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table

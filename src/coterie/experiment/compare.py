@@ -1,0 +1,310 @@
+"""Several methods on the same splits, over several seeds.
+
+All methods of a seed share its data, initial model, participants and minibatches, and one task, so that methods with
+the same training step share its compiled form. Local training can be one of the methods; no other reference is run.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import CheckpointError, ConfigError
+from coterie.evaluation import BETTER
+from coterie.experiment import files
+from coterie.experiment.config import Config, read_toml, resolve, to_toml
+from coterie.experiment.folder import FORMAT, safe_name
+from coterie.experiment.run import Data, Model, Progress, Setup, Silent, prepare, run_setup, sort_settings
+from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
+from coterie.local import OPTIMIZERS
+
+Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
+Array = NDArray[np.float64]
+ANYHOW = ("engine", "compile", "workers", "memory", "checkpoint_every")  # do not change what a run computes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows` are plain: one for each method, seed and client, at the round that validation selected."""
+
+    metric: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rows: list[dict[str, Any]]
+    path: Path | None = None
+
+    @property
+    def clients(self) -> list[str]:
+        return list(dict.fromkeys(row["client"] for row in self.rows))
+
+    @property
+    def train_sizes(self) -> Array:
+        """[clients]: training examples, on average over the seeds."""
+        sizes: Array = self._table(self.methods[0], "train").mean(0)
+        return sizes
+
+    @property
+    def has_local(self) -> bool:
+        return "local" in self.methods
+
+    def scores(self, method: str) -> Array:
+        """[seeds, clients]: the test metric."""
+        return self._table(method, f"test_{self.metric}")
+
+    def means(self, method: str) -> Array:
+        """[seeds]: the average over clients, each counting alike."""
+        means: Array = self.scores(method).mean(1)
+        return means
+
+    def mean(self, method: str) -> float:
+        return float(self.means(method).mean())
+
+    def std(self, method: str) -> float:
+        """Over the seeds, with n - 1 in the denominator; NaN for one seed."""
+        return float(self.means(method).std(ddof=1)) if len(self.seeds) > 1 else float("nan")
+
+    def per_client(self, method: str) -> Array:
+        """[clients]: the average over seeds."""
+        means: Array = self.scores(method).mean(0)
+        return means
+
+    def gains(self, method: str) -> Array:
+        """[seeds]: how much better than local training (positive is better), on average over clients."""
+        return self._sign * (self.means(method) - self.means("local"))
+
+    def client_gains(self, method: str) -> Array:
+        """[clients]: the same on average over seeds."""
+        return self._sign * (self.per_client(method) - self.per_client("local"))
+
+    def best(self, among: Sequence[str] | None = None) -> str:
+        return max(among or self.methods, key=lambda method: self._sign * self.mean(method))
+
+    @property
+    def _sign(self) -> int:
+        return 1 if BETTER[self.metric] is max else -1
+
+    def _table(self, method: str, column: str) -> Array:
+        if method not in self.methods:
+            raise ConfigError([f"'{method}' was not compared; there are {', '.join(self.methods)}"])
+        found = {(row["seed"], row["client"]): row[column] for row in self.rows if row["method"] == method}
+        return np.array([[found[seed, client] for client in self.clients] for seed in self.seeds], dtype=float)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """All that is to be run, checked before anything trains."""
+
+    methods: dict[str, AnyMethod]  # by label
+    seeds: tuple[int, ...]
+    first: Setup  # of the first seed
+    prepare: Callable[[int], Setup]  # of any
+
+    def config(self, label: str, seed: int) -> Config:
+        return self.first.with_method(self.methods[label]).config.model_copy(update={"seed": seed})
+
+
+def compare(
+    methods: Methods = ("local", "fedavg", "fedmap"),
+    seeds: int | Sequence[int] = 3,
+    data: Data = "synthetic-label-skew",
+    *,
+    model: Model | None = None,
+    head: str | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run every method with every seed; see `coterie.run` for `data`, `model` and `settings`.
+
+    `methods` are names or instances, or a mapping that labels them (two FedMAPs of different `sigma2`, say). `seeds`
+    is their number, counting from `seed`, or a list. A hyper-parameter goes to the named methods that have it. With
+    `out`, every run gets a folder there; those that are complete are not run again, and others are gone on with.
+    """
+    trials = prepare_trials(methods, seeds, data, model=model, head=head, **settings)
+    return run_trials(trials, Path(out) if out is not None else None, progress=progress)
+
+
+def prepare_trials(
+    methods: Methods,
+    seeds: int | Sequence[int],
+    data: Data = "synthetic-label-skew",
+    *,
+    model: Model | None = None,
+    head: str | None = None,
+    **settings: Any,
+) -> Trials:
+    """Resolve and check everything; raises one `ConfigError` with all that is wrong."""
+    settings = {key: value for key, value in {**settings.pop("hyper", {}), **settings}.items() if value is not None}
+    settings["reference"] = False
+    problems: list[str] = []
+    chosen = _labelled(methods, problems)
+    numbers = _numbers(seeds, settings.pop("seed", 0), problems)
+    own = {label: _own_names(method) for label, method in chosen.items()}
+    shared = _shared(settings, own, problems)
+    built: dict[str, AnyMethod] = {}
+    for label, method in chosen.items():
+        mine = {key: value for key, value in settings.items() if key in shared or key in own[label]}
+        try:
+            built[label] = _build(method, data, model, mine)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    common = {key: value for key, value in settings.items() if key in shared}
+
+    def setup(seed: int) -> Setup:
+        return prepare(next(iter(built.values())), data, model=model, head=head, seed=seed, **common)
+
+    return Trials(built, numbers, setup(numbers[0]), setup)
+
+
+def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = None) -> Comparison:
+    """Run what is not complete yet."""
+    tell = progress or Silent()
+    if out:
+        _check_folders(trials, out)
+    rows: list[dict[str, Any]] = []
+    for seed in trials.seeds:
+        base = trials.first if seed == trials.seeds[0] else trials.prepare(seed)
+        for label, method in trials.methods.items():
+            folder = _folder(out, label, seed) if out else None
+            name = f"{label} seed {seed}"
+            found = _run_or_read(base.with_method(method), folder, _Named(tell, name))
+            rows += [{"method": label, "seed": seed, **row} for row in found]
+    comparison = Comparison(trials.first.metric, tuple(trials.methods), trials.seeds, rows, out)
+    if out:
+        files.write_json(out / "comparison.json", summary(comparison))
+    return comparison
+
+
+def summary(comparison: Comparison) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for method in comparison.methods:
+        means = comparison.means(method)
+        std = comparison.std(method) if len(comparison.seeds) > 1 else None  # JSON has no NaN
+        told[method] = {"mean": comparison.mean(method), "std": std, "seeds": means.tolist()}
+        if comparison.has_local:
+            told[method]["gain_over_local"] = comparison.gains(method).tolist()
+    return {
+        "format": FORMAT,
+        "metric": f"test_{comparison.metric}",
+        "seeds": list(comparison.seeds),
+        "methods": told,
+        "rows": comparison.rows,
+    }
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A progress that is told the label of a run instead of its method's name."""
+
+    inner: Progress
+    name: str
+
+    def say(self, text: str) -> None:
+        self.inner.say(text)
+
+    def start(self, label: str, done: int, rounds: int) -> None:
+        self.inner.start(self.name, done, rounds)
+
+    def round(self, record: dict[str, Any], metric: str) -> None:
+        self.inner.round(record, metric)
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+
+def _run_or_read(setup: Setup, folder: Path | None, tell: _Named) -> list[dict[str, Any]]:
+    begun = folder is not None and (folder / "config.toml").exists()
+    if folder is None or not (begun and (folder / "summary.json").exists()):
+        return run_setup(setup, folder, progress=tell, resuming=begun).clients
+    tell.say(f"{tell.name}: complete already")
+    with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
+        return [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(key: str, text: str) -> str | int | float:
+    return text if key == "client" else float(text) if "_" in key else int(text)
+
+
+def _folder(out: Path, label: str, seed: int) -> Path:
+    return out / f"{safe_name(label)}-seed{seed}"
+
+
+def _check_folders(trials: Trials, out: Path) -> None:
+    """What `out` holds already must be of the same settings."""
+    for seed in trials.seeds:
+        for label in trials.methods:
+            folder = _folder(out, label, seed)
+            if not (folder / "config.toml").exists():
+                continue
+            there = read_toml(folder / "config.toml")
+            here = tomllib.loads(to_toml(trials.config(label, seed).to_file()))
+            different = [key for key in {**here, **there} if key not in ANYHOW and here.get(key) != there.get(key)]
+            if different:
+                told = ", ".join(f"{key} = {there.get(key)!r}, not {here.get(key)!r}" for key in different)
+                raise CheckpointError(f"'{folder}' holds a run with other settings ({told}): name another folder")
+
+
+def _labelled(methods: Methods, problems: list[str]) -> dict[str, str | AnyMethod]:
+    if isinstance(methods, Mapping):
+        labelled = dict(methods)
+    else:
+        names = [method if isinstance(method, str) else name_of(method) for method in methods]
+        labelled = dict(zip(names, methods, strict=True))
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            problems.append(
+                f"methods: {', '.join(twice)} more than once; give each a name of its own, {{'name': method}}"
+            )
+    if not labelled:
+        problems.append("methods: name at least one; 'coterie methods' lists them")
+    return labelled
+
+
+def _numbers(seeds: int | Sequence[int], first: Any, problems: list[str]) -> tuple[int, ...]:
+    try:
+        numbers = tuple(range(int(first), int(first) + seeds)) if isinstance(seeds, int) else tuple(map(int, seeds))
+    except (TypeError, ValueError):
+        problems.append(f"seed = {first!r} and seeds = {seeds!r}: give whole numbers")
+        return (0,)
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        problems.append(f"seeds = {seeds!r}: give at least one; none negative, none twice")
+        return (0,)
+    return numbers
+
+
+def _own_names(method: str | AnyMethod) -> set[str]:
+    """The hyper-parameters that settings may give this method; none for an instance, which has its own already."""
+    try:
+        cls = find_method(method)[0] if isinstance(method, str) else None
+    except ConfigError:  # told by `resolve`
+        cls = None
+    return {hyper.name for hyper in hyper_parameters(cls)} if cls else set()
+
+
+def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], problems: list[str]) -> set[str]:
+    """The settings that go to all methods; complains of those that go to none."""
+    shared = set(Config.model_fields) - {"method", "hyper"}
+    shared |= {hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls)}
+    theirs = {name for names in own.values() for name in names}
+    for key in settings:
+        if key not in shared | theirs:
+            problems.append(f"{', '.join(own)}: none has a setting '{key}'{suggest(key, [*theirs, *shared])}")
+    return shared
+
+
+def _build(method: str | AnyMethod, data: Data, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
+    if not isinstance(method, str):
+        return method
+    own_model = model is not None and not isinstance(model, str)
+    values = sort_settings(method, settings)
+    values |= {"method": method, "data": data if isinstance(data, str) else "own-data"}
+    values |= {"model": model if isinstance(model, str) else None}
+    return resolve(values, own_data=not isinstance(data, str), own_model=own_model)[1]

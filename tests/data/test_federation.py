@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.data import Federation, Split, from_clients, load
+from coterie.data.federation import split_client
+from coterie.data.partition import dirichlet, iid
+from coterie.data.synthetic import synthetic
+from coterie.errors import ConfigError, DataError
+
+
+@given(
+    size=st.integers(3, 300), classes=st.integers(1, 5), seed=st.integers(0, 10),
+    validation=st.floats(0.01, 0.45), test=st.floats(0.01, 0.45),
+)  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_splits_are_a_partition_with_at_least_one_each(size, classes, validation, test, seed):
+    labels = np.random.default_rng(seed).integers(classes, size=size)
+    split = split_client("a", size, labels, validation, test, seed)
+    together = np.concatenate([split.train, split.validation, split.test])
+    assert sorted(together) == list(range(size))
+    assert min(map(len, (split.train, split.validation, split.test))) >= 1
+
+
+def test_splits_are_stratified():
+    labels = np.array([0] * 850 + [1] * 150)
+    split = split_client("a", 1000, labels, 0.1, 0.3, 0)
+    for part, size in ((split.train, 600), (split.validation, 100), (split.test, 300)):
+        assert len(part) == size
+        assert abs(labels[part].mean() - 0.15) < 0.025
+
+
+def test_splits_depend_on_seed_and_name_only():
+    labels = np.zeros(50, int)
+    base = split_client("a", 50, labels, 0.1, 0.3, 0)
+    assert (base.test == split_client("a", 50, labels, 0.1, 0.3, 0).test).all()
+    assert not np.array_equal(base.test, split_client("b", 50, labels, 0.1, 0.3, 0).test)
+    assert not np.array_equal(base.test, split_client("a", 50, labels, 0.1, 0.3, 1).test)
+
+
+@given(size=st.integers(1, 500), clients=st.integers(1, 20), seed=st.integers(0, 5))
+@settings(deadline=None, max_examples=50)
+def test_iid_uses_every_example_once(size, clients, seed):
+    if size < clients:
+        with pytest.raises(DataError):
+            iid(size, clients, seed)
+        return
+    parts = iid(size, clients, seed)
+    assert sorted(np.concatenate(parts)) == list(range(size))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(
+    size=st.integers(1, 400), classes=st.integers(1, 8), clients=st.integers(1, 12), seed=st.integers(0, 5),
+    alpha=st.sampled_from([1e-8, 0.01, 0.1, 1.0, 100.0]), least=st.integers(1, 30),
+)  # fmt: skip
+@settings(deadline=None, max_examples=80)
+def test_dirichlet_uses_every_example_once_and_ends(size, classes, clients, seed, alpha, least):
+    labels = np.random.default_rng(seed).integers(classes, size=size)
+    if size < clients * least:
+        with pytest.raises(DataError):
+            dirichlet(labels, clients, alpha, seed, least)
+        return
+    parts = dirichlet(labels, clients, alpha, seed, least)
+    assert len(parts) == clients
+    assert sorted(np.concatenate(parts)) == list(range(size))
+    assert min(map(len, parts)) >= least
+
+
+def test_small_alpha_concentrates_classes():
+    labels = np.repeat(np.arange(10), 100)
+
+    def classes_a_client(alpha):
+        return np.mean([len(np.unique(labels[part])) for part in dirichlet(labels, 10, alpha, 0, 1)])
+
+    assert classes_a_client(0.05) < 4 < 9 < classes_a_client(100)
+
+
+def test_synthetic_label_skew_is_the_papers():
+    data = load("synthetic-label-skew", seed=0)
+    assert len(data.names) == 10
+    assert data.x.shape == (20_000, 30)
+    shares = [1 - float(data.y[torch.from_numpy(np.concatenate([s.train, s.validation, s.test]))].double().mean())
+              for s in data.clients.values()]  # fmt: skip
+    np.testing.assert_allclose(shares, [0.5] * 5 + [0.85] * 5)
+    for split in data.clients.values():
+        assert (len(split.train), len(split.validation), len(split.test)) == (1200, 200, 600)
+        own = data.x[torch.from_numpy(split.train)]
+        torch.testing.assert_close(own.mean(0), torch.zeros(30), atol=1e-5, rtol=0)
+        torch.testing.assert_close(own.std(0, correction=0), torch.ones(30), atol=1e-4, rtol=0)
+
+
+def test_synthetic_classes_have_the_papers_moments():
+    """Without rotation and affine map, the signal of class 0 has variance 2 and that of class 1 radius 8."""
+    from coterie.data.synthetic import _points
+
+    x, y = _points(np.random.default_rng(0), 20_000, 40_000, np.eye(30))
+    zero, one = x[y == 0], x[y == 1]
+    np.testing.assert_allclose(zero[:, :4].var(0), 2, rtol=0.05)
+    np.testing.assert_allclose(x[:, 4:].var(0), 9, rtol=0.05)
+    radius = np.linalg.norm(one[:, :4], axis=1)
+    np.testing.assert_allclose([radius.mean(), radius.var()], [8, 2], rtol=0.05)
+    np.testing.assert_allclose(one[:, :4].mean(0), 0, atol=0.1)
+
+
+def test_synthetic_quantity_skew_sizes():
+    data = load("synthetic-quantity-skew", seed=1)
+    sizes = [sum(map(len, (s.train, s.validation, s.test))) for s in data.clients.values()]
+    assert sizes == [2000] * 5 + [500] * 5
+
+
+def test_synthetic_data_of_a_client_does_not_depend_on_the_others():
+    few, many = (
+        synthetic("a", 0, sizes=(50, 60), share_of_0=(0.5, 0.5)),
+        synthetic("a", 0, sizes=(50, 60, 70), share_of_0=(0.5,) * 3),
+    )
+    assert torch.equal(few.x, many.x[:110])
+
+
+def test_digits_has_every_image_once():
+    data = load("digits", seed=0)
+    assert data.x.shape == (1797, 1, 8, 8)
+    together = np.concatenate([np.concatenate([s.train, s.validation, s.test]) for s in data.clients.values()])
+    assert sorted(together) == list(range(1797))
+
+
+def pair(size=20, **changes):
+    x = torch.randn(size, 3, generator=torch.Generator().manual_seed(0))
+    return changes.get("x", x), changes.get("y", torch.arange(size) % 2)
+
+
+def test_bad_input_is_named():
+    good = pair()
+    nan = good[0].clone()
+    nan[7, 1] = torch.nan
+    with pytest.raises(DataError, match=r"client 'b'.*NaN.*row 7"):
+        from_clients({"a": good, "b": (nan, good[1])})
+    with pytest.raises(DataError, match="client 'b' has 0 examples"):
+        from_clients({"a": good, "b": (torch.zeros(0, 3), torch.zeros(0).long())})
+    with pytest.raises(DataError, match="client 'b' has 1 example:"):
+        from_clients({"a": good, "b": (torch.zeros(1, 3), torch.zeros(1).long())})
+    with pytest.raises(DataError, match="client 'b': 5 inputs but 4 targets"):
+        from_clients({"a": good, "b": (torch.zeros(5, 3), torch.zeros(4).long())})
+    with pytest.raises(DataError, match=r"client 'b': inputs of shape \(4,\)"):
+        from_clients({"a": good, "b": (torch.zeros(5, 4), torch.zeros(5).long())})
+    with pytest.raises(DataError, match=r"client 'a' has a label outside 0\.\.1"):
+        from_clients({"a": (good[0], good[1] * 2)}, num_classes=2)
+    with pytest.raises(DataError, match="at least one client"):
+        from_clients([])
+    with pytest.raises(DataError, match="leave it out"):
+        Federation("a", *good, {"a": Split(np.arange(3), np.arange(0), np.arange(3))}, 2)
+    with pytest.raises(ConfigError, match="no data set 'nope'"):
+        load("nope", 0)
+
+
+def test_a_class_absent_from_a_client_is_fine():
+    x, _ = pair()
+    data = from_clients({"a": (x, torch.arange(20) % 3), "b": (x, torch.zeros(20).long())})
+    assert data.num_classes == 3
+
+
+def test_float_targets_mean_regression():
+    x, _ = pair()
+    data = from_clients([(x, x[:, 0])])
+    assert data.kind == "regression"
+    assert data.y.dtype == torch.float32

@@ -1,0 +1,27 @@
+import pytest
+import torch
+
+from coterie.local import SGD
+from coterie.methods import FedAvg, FedProx
+
+from .quadratic import DIM, LOOP, SHARE, STACKED, hessians, linear_terms, simulation
+
+EYE = torch.eye(DIM, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
+def test_exact_minimiser(mu):
+    """argmin f_k + (mu/2)||w - w_g||^2 = (H_k + mu I)^-1 (b_k + mu w_g), averaged by n_k."""
+    sim = simulation(FedProx(SGD(0.1), mu=mu), steps=300)
+    w = sim.state.server["weight"].flatten()
+    sim.train(1, STACKED)
+    solved = [torch.linalg.solve(h + mu * EYE, b + mu * w) for h, b in zip(hessians(), linear_terms(), strict=True)]
+    expected = sum(s * each for s, each in zip(SHARE, solved, strict=True))
+    torch.testing.assert_close(sim.state.server["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_pull_it_is_fedavg():
+    prox, avg = simulation(FedProx(SGD(0.2), mu=0.0), steps=4), simulation(FedAvg(SGD(0.2)), steps=4)
+    prox.train(1, LOOP)
+    avg.train(1, LOOP)
+    assert torch.equal(prox.state.server["weight"], avg.state.server["weight"])

@@ -1,0 +1,158 @@
+"""What clients do: the optimisers are PyTorch's, penalised training finds the known minimiser, losses are means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie import tree
+from coterie.batches import Batches
+from coterie.local import SGD, Adam, AdamW, Optimizer, mean_loss, quadratic, train
+from coterie.task import Task
+
+
+def batches_of(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None = None) -> Batches:
+    """`index` and `mask` are [steps, batch]."""
+    mask = torch.ones(index.shape) if mask is None else mask
+    keys = torch.arange(len(index))
+    return Batches(x, y, index[None], mask[None], keys[None], torch.tensor(float(len(x))))
+
+
+def classes(steps: int = 20) -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 4, generator=generator), torch.randint(0, 3, (40,), generator=generator)
+    return batches_of(x, y, torch.randint(0, 40, (steps, 8), generator=generator))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    # No bias before the normalisation: its gradient would be rounding noise, which Adam makes as large as any other.
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        (SGD, torch.optim.SGD, {"lr": 0.1}),
+        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (SGD, torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}),
+        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+        (Adam, torch.optim.Adam, {"lr": 0.02}),
+        (Adam, torch.optim.Adam, {"lr": 0.02, "weight_decay": 0.1}),
+        (Adam, torch.optim.Adam, {"lr": 0.02, "beta1": 0.5, "beta2": 0.9, "eps": 1e-3}),
+        (AdamW, torch.optim.AdamW, {"lr": 0.02}),
+        (AdamW, torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.5}),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2, 20])
+def test_optimisers_take_the_steps_of_pytorch(
+    ours: type[Optimizer], theirs: type[torch.optim.Optimizer], options: dict[str, float], steps: int
+) -> None:
+    data, module = classes(steps), network()
+    task = Task(module)
+    params, loss = train(task, ours(**options), task.init(), data)
+
+    betas = {"betas": (options["beta1"], options["beta2"])} if "beta1" in options else {}
+    plain = {name: value for name, value in options.items() if not name.startswith("beta")}
+    optimizer: Any = theirs(module.train().parameters(), **plain, **betas)
+    losses = []
+    for index in data.index[0]:
+        optimizer.zero_grad()
+        losses.append(F.cross_entropy(module(data.x[index]), data.y[index]))
+        losses[-1].backward()
+        optimizer.step()
+
+    for name, value in module.state_dict().items():  # parameters and running statistics
+        torch.testing.assert_close(params[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss, torch.stack(losses).mean().detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), AdamW(lr=0.1)])
+def test_first_step_of_adam_is_lr_times_the_sign(optimizer: Optimizer) -> None:
+    # Both moments are corrected for their start at 0, so m / sqrt(v) = g / |g|, here far above eps.
+    params, grads = {"w": torch.zeros(4)}, {"w": torch.tensor([0.5, -2.0, 30.0, -7.0])}
+    new, _ = optimizer.update(grads, optimizer.init(params), params)
+    torch.testing.assert_close(new["w"], -0.1 * grads["w"].sign(), rtol=1e-6, atol=0)
+
+
+def linear_regression() -> tuple[Task, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(12, 3, generator=generator), torch.randn(12, generator=generator)
+    torch.manual_seed(0)
+    return Task(nn.Linear(3, 1), "regression"), x, x @ torch.tensor([1.0, -2.0, 0.5]) + 3 + noise
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.7, 5.0])
+def test_penalised_training_finds_the_closed_form_minimiser(strength: float) -> None:
+    # mean_j (a_j . theta - y_j)^2 + s/2 ||theta - c||^2 is smallest at (2/n A'A + s I) theta = 2/n A'y + s c.
+    task, x, y = linear_regression()
+    centre = {"weight": torch.tensor([[4.0, 4.0, 4.0]]), "bias": torch.tensor([-4.0])}
+    n = 10  # the other two examples are padding
+    design = torch.cat([x, torch.ones(12, 1)], 1)[:n].double()
+    system = 2 / n * design.T @ design + strength * torch.eye(4)
+    c = torch.cat([centre["weight"][0], centre["bias"]]).double()
+    expected = torch.linalg.solve(system, 2 / n * design.T @ y[:n].double() + strength * c)
+
+    every = torch.arange(12).expand(400, 12)
+    data = batches_of(x, y, every, (every < n).float())
+    theta, _ = train(task, SGD(lr=0.15), task.init(), data, quadratic, (centre, torch.tensor(strength)))
+    torch.testing.assert_close(torch.cat([theta["weight"][0], theta["bias"]]).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_quadratic_has_its_value_and_gradient() -> None:
+    params, centre = {"w": torch.tensor([3.0, 1.0])}, {"other": torch.ones(1), "w": torch.tensor([1.0, 2.0])}
+    gradient, value = torch.func.grad_and_value(quadratic)(params, (centre, torch.tensor(0.5)))
+    assert value == 0.25 * (4 + 1)
+    assert torch.equal(gradient["w"], 0.5 * torch.tensor([2.0, -1.0]))
+
+
+def test_train_reports_the_data_loss_of_the_examples_it_saw() -> None:
+    # Without movement this is the mean over examples, not over minibatches, and without the penalty.
+    task, x, y = linear_regression()
+    index = torch.arange(12).reshape(3, 4)
+    mask = torch.ones(3, 4)
+    mask[2, 1:] = 0
+    data = batches_of(x, y, index, mask)
+    anchor = (tree.map(torch.ones_like, task.init()), torch.tensor(9.0))
+    params, loss = train(task, SGD(lr=0.0), task.init(), data, quadratic, anchor)
+    torch.testing.assert_close(params, task.init(), rtol=0, atol=0)
+    torch.testing.assert_close(loss, task.losses(task.init(), x, y)[:9].mean())
+    torch.testing.assert_close(mean_loss(task, task.init(), data), loss)
+
+
+def test_train_keeps_names_and_order_and_frozen_values_and_its_inputs() -> None:
+    module = network()
+    module[0].weight.requires_grad_(False)
+    task = Task(module)
+    start = dict(reversed(task.init().items()))
+    before = tree.clone(start)
+    params, _ = train(task, Adam(lr=0.1), start, classes())
+    assert list(params) == list(start)
+    torch.testing.assert_close(start, before, rtol=0, atol=0)
+    assert torch.equal(params["0.weight"], start["0.weight"])
+    moved = {name for name in params if not torch.equal(params[name], start[name])}
+    assert moved == params.keys() - {"0.weight"}
+    again, _ = train(task, Adam(lr=0.1), task.init(), classes())
+    torch.testing.assert_close(again, params, rtol=0, atol=0)
+
+
+def test_without_examples_nothing_happens() -> None:
+    task, data = Task(network()), classes(3)
+    for nothing in (data._replace(mask=torch.zeros_like(data.mask)), data.epoch(0, 0)):
+        params, loss = train(task, SGD(lr=0.1, weight_decay=0.1), task.init(), nothing)
+        torch.testing.assert_close(params, task.init(), rtol=0, atol=0)
+        assert loss == 0
+        assert mean_loss(task, params, nothing) == 0
+
+
+def test_mean_loss_is_in_evaluation_mode() -> None:
+    module, data = network(), classes()
+    module(data.x * 2 + 1)  # running statistics unlike any batch's
+    task = Task(module)
+    seen = data.index.flatten()
+    expected = F.cross_entropy(module.eval()(data.x[seen]), data.y[seen])
+    torch.testing.assert_close(mean_loss(task, task.init(), data), expected.detach())
