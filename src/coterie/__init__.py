@@ -1,5 +1,6 @@
 """Coterie: personalised federated learning, correct by law and closed form."""
 
+from coterie import tree
 from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
 from coterie.experiment.compare import Comparison, compare
@@ -33,4 +34,5 @@ __all__ = [
     "prepare",
     "resume",
     "run",
+    "tree",
 ]

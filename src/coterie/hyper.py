@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import types
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pydantic
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
 
 from coterie.local import OPTIMIZERS, Optimizer
 from coterie.method import Method
@@ -30,22 +32,41 @@ class Hyper:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def choices(self) -> tuple[Any, ...]:
+        """The words it may be: those of its Literal, alone or beside a number."""
+        return tuple(choice for part in _parts(self.type) if get_origin(part) is Literal for choice in get_args(part))
+
+    @property
+    def numeric(self) -> bool:
+        return any(part in (int, float) for part in _parts(self.type))
+
+    @property
     def allowed(self) -> str:
-        """In words: 'a number > 0', 'omega | samples | uniform'."""
-        base = get_args(self.type)[0] if get_origin(self.type) is Annotated else self.type
-        if get_args(base):
-            return " | ".join(map(str, get_args(base)))
-        words = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(base, str(base))
-        for limit in _limits(self.type):
-            for sign, symbol in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
-                if hasattr(limit, sign):
-                    words += f" {symbol} {getattr(limit, sign):g}"
-        return words
+        """In words: 'a number > 0', 'omega | samples | uniform', 'auto | a number > 0'."""
+        words = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+        told = [*map(str, self.choices), *(words[part] for part in _parts(self.type) if part in words)]
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        limits = [f"{signs[s]} {getattr(each, s):g}" for each in _limits(self.type) for s in signs if hasattr(each, s)]
+        return " ".join([" | ".join(told), *limits])
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """The alternatives of a type, without its limits."""
+    if get_origin(annotation) is Annotated:
+        return _parts(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [part for each in get_args(annotation) for part in _parts(each)]
+    return [annotation]
 
 
 def _limits(annotation: Any) -> list[Any]:
-    extras = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    return [limit for extra in extras for limit in (extra.metadata if isinstance(extra, type(Field())) else [extra])]
+    if get_origin(annotation) is Annotated:
+        base, *extras = get_args(annotation)
+        own = [limit for extra in extras for limit in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
+        return own + _limits(base)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [limit for each in get_args(annotation) for limit in _limits(each)]
+    return []
 
 
 def hyper_parameters(cls: type) -> list[Hyper]:

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -40,7 +40,6 @@ from coterie.engine.workers import can_fork
 from coterie.experiment.run import prepare, run_setup
 from coterie.experiment.simulation import Simulation
 from coterie.hyper import AnyMethod, Hyper, hyper_parameters
-from coterie.local import Optimizer
 from coterie.method import Population
 from coterie.task import Task
 from coterie.tree import Params, Tree
@@ -61,12 +60,13 @@ def check(method: AnyMethod) -> None:
 
 
 def stacked_equals_one_at_a_time(method: AnyMethod) -> None:
-    one, many = (_simulate(method, engine, rounds=3, participants=3) for engine in (LOOP, STACKED))
-    # Adam divides tiny gradients by their own size, so rounding grows to a fraction of the learning rate.
-    _same(_result(one), _result(many), "loop and stacked differ", tolerance=2e-3)
-    plain = dataclasses.replace(method, **_plain_optimizer(method))  # type: ignore[type-var]
-    one, many = (_simulate(plain, engine, rounds=3, participants=3) for engine in (LOOP, STACKED))
-    _same(_result(one), _result(many), "loop and stacked differ", tolerance=2e-5)
+    for context in contexts(method):
+        one, many = (_simulate(context, engine, rounds=3, participants=3) for engine in (LOOP, STACKED))
+        # Adam divides tiny gradients by their own size, so rounding grows to a fraction of the learning rate.
+        _same(_result(one), _result(many), "loop and stacked differ", tolerance=2e-3)
+        plain = dataclasses.replace(context, **_plain_optimizer(method))  # type: ignore[type-var]
+        one, many = (_simulate(plain, engine, rounds=3, participants=3) for engine in (LOOP, STACKED))
+        _same(_result(one), _result(many), "loop and stacked differ", tolerance=2e-5)
 
 
 def inputs_are_not_modified(method: AnyMethod) -> None:
@@ -96,11 +96,17 @@ def inputs_are_not_modified(method: AnyMethod) -> None:
 
 
 def hyper_parameters_change_the_result(method: AnyMethod) -> None:
-    base = tree.pack(_views(_simulate(method, LOOP, rounds=2)))
-    for name, variant in variants(method):
-        other = tree.pack(_views(_simulate(variant, LOOP, rounds=2)))
-        if other.keys() == base.keys() and all(torch.equal(base[key], other[key]) for key in base):
-            raise LawBroken(f"hyper-parameter {name} changes nothing")
+    idle: set[str] | None = None
+    for context in contexts(method):
+        base = tree.pack(_views(_simulate(context, LOOP, rounds=2)))
+        unchanged = set()
+        for name, variant in variants(context):
+            other = tree.pack(_views(_simulate(variant, LOOP, rounds=2)))
+            if other.keys() == base.keys() and all(torch.equal(base[key], other[key]) for key in base):
+                unchanged.add(name.split(" = ")[0])
+        idle = unchanged if idle is None else idle & unchanged
+    if idle:
+        raise LawBroken(f"hyper-parameter {', '.join(sorted(idle))} changes nothing")
 
 
 def padding_is_ignored(method: AnyMethod) -> None:
@@ -213,13 +219,23 @@ LAWS: dict[str, Callable[[AnyMethod], None]] = {
 }
 
 
+def contexts(method: AnyMethod) -> list[AnyMethod]:
+    """The method as it is, and with each set of options in `law_contexts`: where its other options come into play.
+
+    A hyper-parameter that matters only together with another one (a step size of an option that is off by default)
+    changes nothing on its own; the method then names the company it needs, and law 4 asks for a change in any context.
+    """
+    found: tuple[dict[str, Any], ...] = getattr(type(method), "law_contexts", ())
+    return [method, *(dataclasses.replace(method, **options) for options in found)]  # type: ignore[type-var]
+
+
 def variants(method: AnyMethod) -> Iterator[tuple[str, AnyMethod]]:
     """The method with one hyper-parameter changed, for every one of them and every choice it offers."""
     for hyper in hyper_parameters(type(method)):
         for value in _others(hyper, getattr(method, hyper.name)):
             yield f"{hyper.name} = {value}", dataclasses.replace(method, **{hyper.name: value})  # type: ignore[type-var]
     optimizer: Any = getattr(method, "optimizer", None)
-    if isinstance(optimizer, Optimizer):
+    if optimizer is not None:
         for hyper in hyper_parameters(type(optimizer)):
             for value in _others(hyper, getattr(optimizer, hyper.name)):
                 changed = dataclasses.replace(optimizer, **{hyper.name: value})
@@ -227,17 +243,21 @@ def variants(method: AnyMethod) -> Iterator[tuple[str, AnyMethod]]:
 
 
 def _others(hyper: Hyper, value: Any) -> list[Any]:
-    choices = get_args(get_args(hyper.type)[0]) if get_args(hyper.type) else ()
-    if choices:
-        return [choice for choice in choices if choice != value]
     if isinstance(value, bool):
         return [not value]
-    for other in [value + 1] if isinstance(value, int) else [2 * value + 0.1, value / 2]:
-        try:
-            return [TypeAdapter(hyper.type).validate_python(other)]
-        except pydantic.ValidationError:
-            continue
-    raise LawBroken(f"no other value found for {hyper.name} = {value}")
+    others: list[Any] = [choice for choice in hyper.choices if choice != value]
+    if hyper.numeric:
+        number = value if isinstance(value, int | float) else 1.0
+        tries = [number + 1] if isinstance(value, int) else [2 * number + 0.1, number / 2, number]
+        for other in tries:
+            try:
+                others.append(TypeAdapter(hyper.type).validate_python(other))
+                break
+            except pydantic.ValidationError:
+                continue
+    if not others:
+        raise LawBroken(f"no other value found for {hyper.name} = {value}")
+    return others
 
 
 @cache

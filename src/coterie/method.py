@@ -77,6 +77,10 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         """How many epochs of its training data a client needs to make its view (0: none)."""
         return 0
 
+    def global_model(self, server: Server) -> Params | None:
+        """One model for everybody, if the method has one beside the clients' own; it is then evaluated too (G)."""
+        return None
+
     def server_info(self, server: Server) -> Info:
         """Tensors of the server worth logging each round, such as who learned from whom."""
         return {}

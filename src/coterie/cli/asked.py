@@ -13,7 +13,7 @@ import typer
 from coterie.cli.flags import is_switch
 from coterie.errors import ConfigError
 from coterie.experiment.config import read_toml
-from coterie.hyper import find_method, hyper_parameters, suggest
+from coterie.hyper import Hyper, find_method, hyper_parameters, suggest
 from coterie.methods import METHODS
 
 RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round"}  # one is given instead of the other
@@ -36,27 +36,33 @@ class Asked:
     def add_own(self, methods: Iterable[str]) -> None:
         """Take over the flags that one of the methods has; complain of the others."""
         methods = list(methods)
-        theirs = {name: _names(name) for name in methods}
-        known = {name for names in theirs.values() for name in names or ()}
+        theirs = [_hyper_parameters(name) for name in methods]
+        known = {name: hyper for each in theirs for name, hyper in (each or {}).items()}
         for key, value in self.own.items():
+            name, is_no = key.removeprefix("no_"), key.startswith("no_")
             if key in known and value is not None:
-                self.values.pop(key, None)  # what comes last counts
-                self.values[key] = value
+                self._put(key, value)
+            elif value is None and name in known and is_switch(known[name]):
+                self._put(name, not is_no)
             elif key in known:
                 self.problems.append(f"{_flag(key)} needs a value")
-            elif None not in theirs.values() or not _owners(key):  # else: of a method that there is not, who knows
+            elif None not in theirs or not _owners(key):  # of a method that does not exist, who knows its flags
                 self.problems.append(self._unknown(key, methods, known))
 
-    def _unknown(self, key: str, methods: list[str], known: set[str]) -> str:
+    def _put(self, key: str, value: Any) -> None:
+        self.values.pop(key, None)  # what comes last counts
+        self.values[key] = value
+
+    def _unknown(self, key: str, methods: list[str], known: Iterable[str]) -> str:
         if owners := _owners(key):
             return f"{_flag(key)} is a flag of {', '.join(owners)}, not of {', '.join(methods)}"
         close = suggest(_flag(key), [*self._flags, *map(_flag, known)])
         return f"there is no flag {_flag(key)}{close}; see --help and, for a method's own, 'coterie methods NAME'"
 
     def _read_rest(self, rest: list[str]) -> list[str]:
-        """Sorts what was not declared into files (returned) and flags (kept in `own`)."""
+        """Sorts what was not declared into files (returned) and flags (kept in `own`; None where no value follows)."""
         files: list[str] = []
-        switches = {hyper.name for cls in METHODS.values() for hyper in hyper_parameters(cls) if is_switch(hyper)}
+        switches = {each.name for cls in METHODS.values() for each in hyper_parameters(cls) if is_switch(each)}
         words = deque(rest)
         while words:
             word = words.popleft()
@@ -65,12 +71,8 @@ class Asked:
                 continue
             name, equals, value = word.lstrip("-").partition("=")
             key = name.replace("-", "_")
-            if equals:
-                self.own[key] = value
-            elif key.removeprefix("no_") in switches:
-                self.own[key.removeprefix("no_")] = not key.startswith("no_")
-            else:
-                self.own[key] = words.popleft() if words and not words[0].startswith("--") else None
+            alone = key.removeprefix("no_") in switches or not words or words[0].startswith("--")
+            self.own[key] = value if equals else None if alone else words.popleft()
         return files
 
     def _read_files(self, files: list[str]) -> dict[str, Any]:
@@ -105,17 +107,17 @@ def _over(file: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in flags} | flags  # what comes last counts
 
 
-def _names(method: str) -> set[str] | None:
-    """The names of a method's hyper-parameters; None if there is no such method."""
+def _hyper_parameters(method: str) -> dict[str, Hyper] | None:
+    """A method's, by name; None if there is no such method."""
     try:
         cls, _ = find_method(method)
     except ConfigError:
         return None
-    return None if cls is None else {hyper.name for hyper in hyper_parameters(cls)}
+    return None if cls is None else {hyper.name: hyper for hyper in hyper_parameters(cls)}
 
 
 def _owners(key: str) -> list[str]:
-    return [name for name in METHODS if key in (_names(name) or ())]
+    return [name for name in METHODS if key in (_hyper_parameters(name) or {})]
 
 
 def _flag(key: str) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from coterie.errors import CheckpointError, ConfigError
 from coterie.evaluation import BETTER
 from coterie.experiment import files
-from coterie.experiment.config import Config, read_toml, resolve, to_toml
+from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
 from coterie.experiment.folder import FORMAT, safe_name
 from coterie.experiment.run import Data, Model, Progress, Setup, Silent, prepare, run_setup, sort_settings
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
@@ -124,8 +124,8 @@ def compare(
     """Run every method with every seed; see `coterie.run` for `data`, `model` and `settings`.
 
     `methods` are names or instances, or a mapping that labels them (two FedMAPs of different `sigma2`, say). `seeds`
-    is their number, counting from `seed`, or a list. A hyper-parameter goes to the named methods that have it. With
-    `out`, every run gets a folder there; those that are complete are not run again, and others are gone on with.
+    is their number, counting from `seed`, or a list. A hyper-parameter goes to those methods, of those given by name,
+    that have it. With `out`, every run gets a folder there; complete runs are not run again, others are gone on with.
     """
     trials = prepare_trials(methods, seeds, data, model=model, head=head, **settings)
     return run_trials(trials, Path(out) if out is not None else None, progress=progress)
@@ -141,13 +141,14 @@ def prepare_trials(
     **settings: Any,
 ) -> Trials:
     """Resolve and check everything; raises one `ConfigError` with all that is wrong."""
-    settings = {key: value for key, value in {**settings.pop("hyper", {}), **settings}.items() if value is not None}
-    settings["reference"] = False
+    if isinstance(settings.get("hyper"), Mapping):
+        settings = {**settings.pop("hyper"), **settings}
+    settings = {**{key: value for key, value in settings.items() if value is not None}, "reference": False}
     problems: list[str] = []
     chosen = _labelled(methods, problems)
     numbers = _numbers(seeds, settings.pop("seed", 0), problems)
     own = {label: _own_names(method) for label, method in chosen.items()}
-    shared = _shared(settings, own, problems)
+    shared = _shared(settings, own, any(isinstance(method, str) for method in chosen.values()), problems)
     built: dict[str, AnyMethod] = {}
     for label, method in chosen.items():
         mine = {key: value for key, value in settings.items() if key in shared or key in own[label]}
@@ -157,7 +158,7 @@ def prepare_trials(
             problems += error.problems
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    common = {key: value for key, value in settings.items() if key in shared}
+    common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
 
     def setup(seed: int) -> Setup:
         return prepare(next(iter(built.values())), data, model=model, head=head, seed=seed, **common)
@@ -289,10 +290,11 @@ def _own_names(method: str | AnyMethod) -> set[str]:
     return {hyper.name for hyper in hyper_parameters(cls)} if cls else set()
 
 
-def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], problems: list[str]) -> set[str]:
-    """The settings that go to all methods; complains of those that go to none."""
-    shared = set(Config.model_fields) - {"method", "hyper"}
-    shared |= {hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls)}
+def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: bool, problems: list[str]) -> set[str]:
+    """The settings that go to all methods (`named`: the optimiser's too); complains of those that go to none."""
+    shared = set(Config.model_fields) - {"method", *TABLES}
+    if named:
+        shared |= {"optimizer", *(hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls))}
     theirs = {name for names in own.values() for name in names}
     for key in settings:
         if key not in shared | theirs:

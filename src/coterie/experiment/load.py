@@ -36,11 +36,8 @@ def load(run: str | Path, client: str, *, model: Model | None = None) -> nn.Modu
     task = Task(_module(about, model, run, client), about["kind"], num_classes=about["num_classes"])
     method = _method(about)
     try:
-        if flat.keys() == task.init().keys():
-            return as_module(task, method, tree.unpack(flat, task.init()))
-        clients = sum(1 for _ in folder.parent.iterdir())
-        return as_module(task, method, tree.rebuild(flat, _like(task, method, about, clients)))
-    except (ValueError, KeyError) as error:
+        return as_module(task, method, tree.unpack(flat, _like(task, method, about, flat)))
+    except ValueError as error:
         raise CheckpointError(f"'{folder / 'model.safetensors'}' does not fit the model: {error}") from error
 
 
@@ -82,10 +79,13 @@ def _method(about: dict[str, Any]) -> AnyMethod:
     return method
 
 
-def _like(task: Task, method: AnyMethod, about: dict[str, Any], clients: int) -> Tree:
-    """A view of the same structure, from the initial model, without training."""
+def _like(task: Task, method: AnyMethod, about: dict[str, Any], flat: Params) -> Tree:
+    """A view of the structure and shapes that `flat` should have: one model or, in general, what the method makes of
+    the initial one without training."""
     params: Params = task.init()
-    server = method.init_server(params, Population(clients, clients))
+    if flat.keys() == params.keys():
+        return params
+    server = method.init_server(params, Population(*about["population"]))
     down = method.dispatch(server, torch.tensor([0]), torch.Generator())
     x, y = torch.zeros(1, *about["input_shape"]), torch.zeros(1, dtype=torch.long)
     steps = torch.zeros(method.personalize_epochs, 1, 1, dtype=torch.long)

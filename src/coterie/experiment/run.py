@@ -100,8 +100,8 @@ def prepare(
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     values["method"] = method if isinstance(method, str) else "fedavg"
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
-        names = [key for table in TABLES for key in values.get(table, {})]
-        raise ConfigError([f"{', '.join(names)}: the method is given as an object, so set its hyper-parameters there"])
+        given = [key for table in TABLES for key in values.get(table, {})]
+        raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
     config, built = resolve(values, own_data=own_data, own_model=own_model)
     if not isinstance(method, str):
         built = method
@@ -342,12 +342,13 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             "num_classes": federation.num_classes,
             "outputs": _outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
+            "population": [len(result.clients), config.participants(len(result.clients))],
             "data": config.data,
             "round": result.selected,
             "metrics": {key: value for key, value in row.items() if key.startswith(("validation_", "test_"))},
             "rebuild": (
                 "model.safetensors holds the view. Where its names are the model's own, load it with "
-                "load_state_dict into the model built for input_shape and num_classes outputs; in general, "
+                "load_state_dict into the model built for input_shape with so many outputs; in general, "
                 "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both."
             ),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from coterie import rng, tree
 from coterie.batches import Batches
-from coterie.data.federation import Federation
+from coterie.data.federation import Federation, SplitName
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.engine import Engine, in_order
 from coterie.engine.engine import Rows
@@ -21,6 +22,7 @@ from coterie.method import Info, Population
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
+PARTS: tuple[SplitName, ...] = ("validation", "test")
 EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
 
 
@@ -87,28 +89,45 @@ class Simulation:
         return Round(ids, info, self.method.server_info(server), tree.nbytes(ups), tree.nbytes(down))
 
     def evaluate(self, round: int, engine: Engine) -> dict[str, Scores]:
-        """Every client's validation and test metrics of the model it would deploy now."""
+        """Every client's validation and test metrics of the model it would deploy now (P).
+
+        Where the method has one model for everybody too (G), its metrics on the same examples have the prefix global_.
+        """
         everyone = list(range(len(self.federation.names)))
         rows_of = self._personal(round, everyone)
 
-        def with_positions(group: list[int]) -> Rows:
+        def personal(group: list[int]) -> Rows:
             (client, down), batches = rows_of(group)
-            splits = [self.federation.split(i) for i in group]
-            positions = tuple(pad_positions([split[part] for split in splits]) for part in ("validation", "test"))
-            return (client, down, positions), batches
+            return (client, down, self._positions(group)), batches
 
-        results = engine.map(self._outputs, self.federation, everyone, with_positions, purpose="evaluate")
+        scores = self._score(engine.map(self._outputs, self.federation, everyone, personal, purpose="evaluate"))
+        shared = self.method.global_model(self.state.server)
+        if shared is not None:
+
+            def common(group: list[int]) -> Rows:
+                return (tree.broadcast(shared, len(group)), self._positions(group)), rows_of(group)[1]
+
+            results = engine.map(self._global_outputs, self.federation, everyone, common, purpose="evaluate globally")
+            scores |= {f"global_{part}": by for part, by in self._score(results).items()}
+        return scores
+
+    def _positions(self, group: list[int]) -> tuple[Tensor, ...]:
+        splits = [self.federation.split(i) for i in group]
+        return tuple(pad_positions([split[part] for split in splits]) for part in PARTS)
+
+    def _score(self, results: list[tuple[list[int], Tree]]) -> dict[str, Scores]:
         scores = {}
-        for k, part in enumerate(("validation", "test")):
+        for k, part in enumerate(PARTS):
             outputs, positions, owner = [], [], []
             for group, chunk in results:
                 for row, i in enumerate(group):
-                    own = self.federation.split(i)[part]  # type: ignore[index]
+                    own = self.federation.split(i)[part]
                     outputs.append(chunk[k][row, : len(own)])
                     positions.append(torch.from_numpy(own))
                     owner.append(torch.full((len(own),), i))
             y = self.federation.y[torch.cat(positions)]
-            scores[part] = score(self.task, torch.cat(outputs), y, torch.cat(owner), len(everyone))
+            clients = len(self.federation.names)
+            scores[str(part)] = score(self.task, torch.cat(outputs), y, torch.cat(owner), clients)
         return scores
 
     def views(self, round: int, engine: Engine) -> Tree:
@@ -167,11 +186,10 @@ class Simulation:
 
     def _outputs(self, client: Tree, down: Tree, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
         view = self._view(client, down, batches)
-        width = max(1, EVALUATION_BYTES // max(batches.x[0].nbytes * 32, 1))
-        return tuple(
-            torch.cat([self.method.predict(self.task, view, batches.x[piece]) for piece in torch.split(part, width)])
-            for part in positions
-        )
+        return _in_pieces(lambda x: self.method.predict(self.task, view, x), batches.x, positions)
+
+    def _global_outputs(self, params: Params, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
+        return _in_pieces(lambda x: self.task.logits(params, x), batches.x, positions)
 
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
         for leaf in [*info.values(), *tree.leaves(ups)]:
@@ -182,3 +200,8 @@ class Simulation:
                     f"training diverged: client '{name}' has NaN or infinite values in round {round}. "
                     "Try a smaller learning rate (--lr); the checkpoints before this round are kept."
                 )
+
+
+def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
+    width = max(1, EVALUATION_BYTES // max(x[0].nbytes * 32, 1))
+    return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)

@@ -1,0 +1,58 @@
+"""What the documents say is true: their code runs, their method obeys the laws."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import coterie
+from coterie import METHODS, laws
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(path, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.S)
+
+
+@pytest.fixture(scope="module")
+def guide():
+    """Runs the guide's code from top to bottom, all laws included."""
+    space = {}
+    for block in blocks("docs/add-a-method.md"):
+        exec(compile(block, "add-a-method.md", "exec"), space)
+    return space
+
+
+def test_the_guides_method_runs_and_obeys_the_laws(guide):
+    assert guide["result"].config.hyper == {"pull": 0.3}
+    assert guide["result"].mean("accuracy") > 0.3
+
+
+def test_the_guides_method_is_short():
+    assert len(blocks("docs/add-a-method.md")[0].splitlines()) < 60
+
+
+@pytest.mark.parametrize("law", laws.LAWS)
+def test_the_guides_method_keeps_each_law(guide, law):
+    laws.LAWS[law](guide["Blend"]())
+
+
+def test_the_readme_names_every_method_and_its_python_runs():
+    readme = (ROOT / "README.md").read_text()
+    for name in METHODS:
+        assert f"`{name}`" in readme, name
+    for block in blocks("README.md"):
+        exec(compile(block.replace("rounds=20", "rounds=1"), "README.md", "exec"), {})
+
+
+def test_versions_agree():
+    assert f'version = "{coterie.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {coterie.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {coterie.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_no_document_names_a_file_that_is_not_there():
+    for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
