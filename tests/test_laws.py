@@ -23,12 +23,13 @@ def test_law(method, law):
     laws.LAWS[law](METHODS[method]())
 
 
+@pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")  # an extreme value may deserve one
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_obeys_the_first_law(method):
     plain = dataclasses.replace(METHODS[method](), optimizer=SGD(0.05))
     for name, variant in laws.variants(plain):
         if name.split(" = ")[0] in {hyper.name for hyper in hyper_parameters(type(plain))}:
-            laws.stacked_equals_one_at_a_time(variant)
+            laws.engines_agree(variant, tolerance=laws.ROUNDING)
 
 
 @pytest.mark.parametrize("method", METHODS)

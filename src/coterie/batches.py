@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -14,6 +15,15 @@ class Batch(NamedTuple):
     y: Tensor  # [batch, ...]
     mask: Tensor  # [batch]; 0 = padding, to be ignored
     key: Tensor  # []; seeds this step's dropout
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The two minibatches of an iteration of `Batches.pairs`, each with dropout of its own."""
+        width = len(self.mask) // 2
+        first = Batch(self.x[:width], self.y[:width], self.mask[:width], self.key)
+        return first, Batch(self.x[width:], self.y[width:], self.mask[width:], self.key ^ _OTHER_KEY)
+
+
+_OTHER_KEY = 0x2545F491 << 30  # changes the upper half of a key, which is hashed apart from the positions
 
 
 class Batches(NamedTuple):
@@ -34,3 +44,23 @@ class Batches(NamedTuple):
         """The epochs from `start` up to `stop` (one epoch where it is not given)."""
         part = slice(start, start + 1 if stop is None else stop)
         return self._replace(index=self.index[part], mask=self.mask[part], key=self.key[part])
+
+    def first(self, steps: int) -> Batches:
+        """The client's first `steps` minibatches; the others are masked out."""
+        flat = self.mask.flatten(0, 1)  # [epochs * steps, batch]
+        kept = flat.any(-1).cumsum(0) <= steps
+        return self._replace(mask=(flat * kept[:, None]).reshape(self.mask.shape))
+
+    def pairs(self) -> Batches:
+        """As many iterations, each with two different minibatches (`Batch.halves`): this one and the one after it.
+
+        The last is paired with the first, so every minibatch is the first of one pair and the second of another. A
+        client that has one minibatch only is given it twice.
+        """
+        index, mask, key = (part.flatten(0, 1) for part in (self.index, self.mask, self.key))
+        real = mask.any(-1)
+        order = torch.argsort((~real).to(torch.int64), stable=True)  # the client's own minibatches, then padding
+        place = torch.arange(len(order), device=order.device)
+        after = torch.where(place < real.sum(), (place + 1) % real.sum().clamp_min(1), place)
+        index, mask = (torch.cat([part[order], part[order][after]], -1)[None] for part in (index, mask))
+        return self._replace(index=index, mask=mask, key=key[order][None])

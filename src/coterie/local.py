@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad, grad_and_value
 
 from coterie import tree
 from coterie.batches import Batch, Batches
@@ -23,6 +23,8 @@ from coterie.task import Task
 from coterie.tree import Params, Tree
 
 Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar added to the loss
+Pull = Callable[[Params, Params], Params]  # (trained parameters, anchor) -> gradient of a penalty
+FeaturePenalty = Callable[[Tensor, Batch, Any], Tensor]  # (features [batch, dim], batch, anchor) -> scalar, likewise
 
 
 class Optimizer(ABC):
@@ -130,30 +132,65 @@ def train(
     batches: Batches,
     penalty: Penalty = no_penalty,
     anchor: Tree = (),
+    *,
+    only: frozenset[str] | None = None,
+    feature_penalty: FeaturePenalty | None = None,
 ) -> tuple[Params, Tensor]:
-    """Minimise f(theta) + penalty(theta, anchor) by one optimiser step a minibatch.
+    """Minimise f(theta) + penalty(theta, anchor) [+ feature_penalty(features, batch, anchor)], a step a minibatch.
 
-    Returns the parameters (buffers included) and the mean data loss seen on the way, [].
+    With `only`, nothing else changes, buffers included. Returns the parameters (buffers included) and the mean data
+    loss seen on the way, [].
     """
+
+    def free(values: Params) -> Params:
+        return values if only is None else {name: value for name, value in values.items() if name in only}
 
     def step(carry: Any, aux: Tree, batch: Batch) -> Tree:
         params, state, total, seen = carry
-        trained, rest = task.split(params)
+        trained = free(task.split(params)[0])
 
         def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-            loss, left = task.loss({**trained, **rest}, batch)
-            return loss + penalty(trained, aux), (loss, left)
+            if feature_penalty is None:
+                loss, left = task.loss({**params, **trained}, batch)
+                return loss + penalty(trained, aux), (loss, left)
+            loss, features, left = task.loss_and_features({**params, **trained}, batch)
+            return loss + penalty(trained, aux) + feature_penalty(features, batch, aux), (loss, left)
 
-        grads, (_, (loss, rest)) = grad_and_value(objective, has_aux=True)(trained)
+        grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(trained)
         trained, state = optimizer.update(grads, state, trained)
         count = batch.mask.sum()
-        new = {**trained, **rest}
-        return {name: new[name] for name in params}, state, total + loss * count, seen + count
+        return {**params, **trained, **free(left)}, state, total + loss * count, seen + count
 
     zero = torch.zeros((), device=batches.mask.device)
-    start = (params, optimizer.init(task.split(params)[0]), zero, zero)
+    start = (params, optimizer.init(free(task.split(params)[0])), zero, zero)
     params, _, total, seen = scan(step, start, anchor, batches)
     return params, total / seen.clamp_min(1.0)
+
+
+def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, Params]:
+    """(grad f at the trained parameters, f, what the forward pass left of the others) on one minibatch."""
+    trained, rest = task.split(params)
+
+    def objective(trained: Params) -> tuple[Tensor, Params]:
+        return task.loss({**trained, **rest}, batch)
+
+    grads, (loss, rest) = grad_and_value(objective, has_aux=True)(trained)
+    return grads, loss, rest
+
+
+def proximal(
+    task: Task, optimizer: Optimizer, params: Params, batch: Batch, pull: Pull, anchor: Params, steps: int
+) -> tuple[Params, Tensor]:
+    """`steps` optimiser steps on f_B(theta) + R(theta; anchor), all on one minibatch B; `pull` is the gradient of R.
+
+    To be used inside a step of a scan. Returns the parameters (buffers included) and f_B before the last step, [].
+    """
+    trained, rest = task.split(params)
+    state, loss = optimizer.init(trained), torch.zeros(())
+    for _ in range(steps):
+        grads, loss, rest = gradient(task, {**trained, **rest}, batch)
+        trained, state = optimizer.update(tree.add(grads, pull(trained, anchor)), state, trained)
+    return {**trained, **rest}, loss
 
 
 def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
@@ -168,3 +205,18 @@ def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
     total, seen = scan(step, (zero, zero), params, batches)
     mean: Tensor = total / seen.clamp_min(1.0)
     return mean
+
+
+def mean_gradient(task: Task, params: Params, batches: Batches) -> tuple[Params, Params]:
+    """(gradient of the mean training loss over all minibatches, at fixed parameters; the buffers they leave)."""
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Tree:
+        total, rest, seen = carry
+        grads, rest = grad(lambda trained: task.loss({**trained, **rest}, batch), has_aux=True)(aux)
+        count = batch.mask.sum()
+        return tree.map(lambda t, g: t + g * count, total, grads), rest, seen + count
+
+    trained, rest = task.split(params)
+    start = (tree.map(torch.zeros_like, trained), rest, torch.zeros((), device=batches.mask.device))
+    total, rest, seen = scan(step, start, trained, batches)
+    return tree.scale(total, 1 / seen.clamp_min(1.0)), rest

@@ -13,11 +13,12 @@ messages are trees of tensors (`coterie.tree`); "nothing" is the empty tuple. Al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from coterie import tree
 from coterie.batches import Batches
 from coterie.task import Task
 from coterie.tree import Params, Tree
@@ -30,10 +31,17 @@ Info = dict[str, Tensor]
 
 
 class Population(NamedTuple):
-    """Who takes part: `size` clients in all, of which at most `audience` are heard in one round."""
+    """Who takes part: `size` clients in all, of which at most `audience` are heard in one round, and in what task.
+
+    A server that holds a part of the model (its body) or something for each class needs the task to know their names
+    and shapes; most do not. One that draws random numbers for each client draws them from the clients' `keys`
+    (`coterie.rng.uniform`), so that they belong to the client and not to its position.
+    """
 
     size: int
     audience: int
+    task: Task | None = None
+    keys: Tensor | None = None  # [size] int64, a hash of each client's name; None: they have numbers only
 
 
 class Sized(NamedTuple):
@@ -43,8 +51,24 @@ class Sized(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # []; the client's number of training examples, n_i
 
 
+class Parts(NamedTuple):
+    """A message shared by the methods whose server may go beyond the average: with parameters, but not with buffers."""
+
+    trained: Params
+    buffers: Params
+    count: Tensor  # type: ignore[assignment]  # []; the client's number of training examples, n_i
+
+    def relax(self, server: Params, weights: Tensor, beta: float) -> Params:
+        """(1 - beta) server + beta mean over the clients; buffers are averaged, as no variance may fall below 0."""
+        mean = tree.mean(self.trained, weights)
+        new = tree.mix({name: server[name] for name in mean}, mean, beta)
+        return {**server, **new, **tree.mean(self.buffers, weights)}
+
+
 class Method(ABC, Generic[Server, Client, Down, Up]):
     """A method is a frozen dataclass: its fields are its hyper-parameters, and its flags on the command line."""
+
+    peer_to_peer: ClassVar[bool] = True  # False: it needs one server (its peers' copies would not stay consistent)
 
     @abstractmethod
     def init_server(self, params: Params, population: Population) -> Server: ...
@@ -68,6 +92,10 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     def personalize(self, task: Task, client: Client, down: Down, batches: Batches) -> Tree:
         """The view: what this client would deploy now. `batches` holds `personalize_epochs` epochs of its data."""
 
+    def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
+        """What the clients `ids` are sent to make their views of; the same as in a round, unless a round explores."""
+        return self.dispatch(server, ids, rng)
+
     def predict(self, task: Task, view: Any, x: Tensor) -> Tensor:
         """Logits (or regression outputs) of the deployed view."""
         return task.logits(view, x)
@@ -80,6 +108,10 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     def global_model(self, server: Server) -> Params | None:
         """One model for everybody, if the method has one beside the clients' own; it is then evaluated too (G)."""
         return None
+
+    def message_bytes(self, ups: Up) -> int:
+        """What the clients would send; less than the tensors' own size where they have room that is not used."""
+        return tree.nbytes(ups)
 
     def server_info(self, server: Server) -> Info:
         """Tensors of the server worth logging each round, such as who learned from whom."""

@@ -8,9 +8,13 @@ relabels the results.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
 
 
 def seed_of(*parts: int | str) -> int:
@@ -25,3 +29,24 @@ def generator(*parts: int | str) -> np.random.Generator:
 
 def torch_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts) % 2**63)
+
+
+def keys_of(names: Sequence[str]) -> Tensor:
+    """[len(names)] int64: a number for each name."""
+    return torch.tensor([seed_of("client", name) >> 1 for name in names])
+
+
+def uniform(*keys: Tensor) -> Tensor:
+    """Numbers in [0, 1), a hash of the int64 `keys`, which are broadcast: drawn for whom they are, not for where."""
+    bits = torch.zeros((), dtype=torch.int64)
+    for key in keys:
+        for half in (key & _MASK, (key >> 32) & _MASK):
+            bits = _mixed(_mixed((bits ^ half) + 0x9E3779B9))
+    return (bits >> 8).to(torch.float32) * 2.0**-24
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A 32-bit mixer in int64 arithmetic; the multiplier is below 2^31, so the product does not overflow."""
+    x = x & _MASK
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
+    return x ^ (x >> 15)

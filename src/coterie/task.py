@@ -109,6 +109,16 @@ class Task:
         mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1.0)
         return mean, rest
 
+    def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
+        """`loss` with, in the middle, what entered the head on the way, [batch, feature_dim]: one forward pass."""
+        caught: list[Tensor] = []
+        hook = self._head_of(self._train).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            loss, rest = self.loss(params, batch)
+        finally:
+            hook.remove()
+        return loss, caught[-1], rest
+
     def features(self, params: Params, x: Tensor) -> Tensor:
         """What enters the head, [batch, feature_dim]."""
         caught: list[Tensor] = []

@@ -11,6 +11,7 @@ import torch
 
 from coterie.data import partition
 from coterie.data.federation import Federation, from_clients
+from coterie.data.pfedbred import pfedbred
 from coterie.data.synthetic import synthetic
 from coterie.errors import ConfigError
 
@@ -57,10 +58,33 @@ def _digits(name: str, seed: int, validation: float, test: float) -> Federation:
     return from_clients(clients, name=name, num_classes=10, validation=validation, test=test, seed=seed)
 
 
+def _pfedbred_mnist(name: str, seed: int, validation: float, test: float) -> Federation:
+    return pfedbred(name, "mnist", 3, seed, validation, test, slot_labels=True)
+
+
+def _pfedbred_mnist_clean(name: str, seed: int, validation: float, test: float) -> Federation:
+    return pfedbred(name, "mnist", 3, seed, validation, test, slot_labels=False)
+
+
+def _pfedbred_fmnist(name: str, seed: int, validation: float, test: float) -> Federation:
+    return pfedbred(name, "fashion-mnist", 2, seed, validation, test, slot_labels=False)
+
+
+# pFedBreD's schedule, from the authors' scripts.
+_PFEDBRED = {
+    **{"model": "linear", "rounds": 200, "local_steps": 20, "batch_size": 20, "clients_heard": 20},
+    **{"test": 0.25, "optimizer": {"name": "sgd", "lr": 0.01}},
+}
+
 SOURCES: dict[str, Source] = {
     "synthetic-feature-skew": Source(_feature, "FedMAP's feature skew: 10 clients x 2,000, 30 features", _FEDMAP),
     "synthetic-quantity-skew": Source(_quantity, "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples", _FEDMAP),
     "synthetic-label-skew": Source(_label, "FedMAP's label skew: 5 clients balanced, 5 with 85 % of class 0", _FEDMAP),
+    "pfedbred-mnist": Source(
+        _pfedbred_mnist, "pFedBreD's MNIST: 100 users of 3 digits, with the wrong labels of the authors' data", _PFEDBRED
+    ),
+    "pfedbred-mnist-clean": Source(_pfedbred_mnist_clean, "pFedBreD's MNIST with right labels", _PFEDBRED),
+    "pfedbred-fmnist": Source(_pfedbred_fmnist, "pFedBreD's Fashion-MNIST: 100 users of 2 classes", _PFEDBRED),
     "digits": Source(
         _digits,
         "scikit-learn's 8x8 digits, 1,797 images, 10 clients by Dirichlet(0.3) over the classes",

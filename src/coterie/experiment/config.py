@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.data import SOURCES
 from coterie.data.minibatches import Plan
+from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
 from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
@@ -37,6 +38,10 @@ class Config(BaseModel):
     batch_size: int = Field(32, ge=1, description="examples in a minibatch")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     clients_per_round: int | None = Field(None, ge=1, description="number of clients a round, instead of fraction")
+    clients_heard: int | None = Field(None, ge=1, description="of those that take part, how many are averaged")
+    topology: str | list[tuple[str, str]] = Field(
+        "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
+    )
     seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
     validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
     test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
@@ -55,6 +60,16 @@ class Config(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         parse_bytes(value)
+        return value
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _topology(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if Path(value).is_file():
+            return read_edges(Path(value))  # a run then does not depend on the file
+        parse(value)
         return value
 
     def plan(self) -> Plan:
@@ -180,6 +195,8 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'
 

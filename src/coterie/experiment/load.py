@@ -85,8 +85,9 @@ def _like(task: Task, method: AnyMethod, about: dict[str, Any], flat: Params) ->
     params: Params = task.init()
     if flat.keys() == params.keys():
         return params
-    server = method.init_server(params, Population(*about["population"]))
-    down = method.dispatch(server, torch.tensor([0]), torch.Generator())
+    size, audience = about["population"]
+    server = method.init_server(params, Population(size, audience, task))
+    down = method.deploy(server, torch.tensor([0]), torch.Generator())
     x, y = torch.zeros(1, *about["input_shape"]), torch.zeros(1, dtype=torch.long)
     steps = torch.zeros(method.personalize_epochs, 1, 1, dtype=torch.long)
     batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(1.0))  # all masked: no step is taken

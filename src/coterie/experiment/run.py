@@ -14,7 +14,7 @@ from torch import nn
 
 from coterie import rng, tree
 from coterie.data import Federation, from_clients, load
-from coterie.engine import Choice, Engine, choose, chunk_size
+from coterie.engine import Choice, Engine, Peers, choose, chunk_size, make_peers
 from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.evaluation import BETTER
 from coterie.evaluation.metrics import METRICS
@@ -56,6 +56,7 @@ class Setup:
     federation: Federation
     task: Task
     metric: str
+    peers: Peers | None = None  # None: a server
 
     def with_method(self, method: AnyMethod) -> Setup:
         """The same splits, model and schedule with another method."""
@@ -111,6 +112,9 @@ def prepare(
         raise ConfigError(
             [f"clients_per_round = {config.clients_per_round}, but there are only {len(federation.names)} clients"]
         )
+    peers = make_peers(config.topology, federation.names, config.seed)
+    if peers is not None and not built.peer_to_peer:
+        raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     names = METRICS[federation.kind]
     metric = config.select or names[0]
     if metric not in names:
@@ -124,7 +128,7 @@ def prepare(
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     resolved = {"hyper": values_of(built), "optimizer": _optimizer_values(built) or config.optimizer}
-    return Setup(config.model_copy(update=resolved), built, federation, task, metric)
+    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers)
 
 
 def run_setup(
@@ -209,7 +213,10 @@ def summary(result: Result) -> dict[str, Any]:
 def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
-    sim = Simulation.start(setup.method, setup.task, federation, config.plan(), participants, config.seed)
+    sim = Simulation.start(
+        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
+    )
+    sim.heard = config.clients_heard
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it

@@ -1,9 +1,9 @@
-"""A federation in memory: server, clients, and what happens in a round."""
+"""A federation in memory: server (or the peers' copies of it), clients, and what happens in a round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from coterie import rng, tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation, SplitName
 from coterie.data.minibatches import Plan, draw, pad_positions
-from coterie.engine import Engine, in_order
+from coterie.engine import Central, Engine, Place, in_order
 from coterie.engine.engine import Rows
 from coterie.errors import CoterieError
 from coterie.evaluation import Scores, score
@@ -29,7 +29,7 @@ EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
 class State(NamedTuple):
     """All that changes from round to round; a tree, so that a checkpoint is one file."""
 
-    server: Tree
+    server: Tree  # among peers: leaves [clients, ...], one copy each
     clients: Tree  # leaves [clients, ...]
 
 
@@ -50,6 +50,8 @@ class Simulation:
     participants: int  # clients a round
     seed: int
     state: State
+    place: Place = field(default_factory=Central)  # where messages are combined
+    heard: int | None = None  # of those that take part, how many are aggregated; None: all
 
     @classmethod
     def start(
@@ -61,20 +63,26 @@ class Simulation:
         participants: int,
         seed: int,
         params: Params | None = None,
+        place: Place | None = None,
     ) -> Simulation:
         params = task.init() if params is None else params
         size = len(federation.names)
-        server = method.init_server(params, Population(size, participants))
+        place = place or Central()
+        keys = rng.keys_of(federation.names)
+        server = place.start(method, params, Population(size, participants, task, keys))
         clients = tree.broadcast(method.init_client(params), size)
-        return cls(method, task, federation, plan, participants, seed, State(server, tree.clone(clients)))
+        return cls(method, task, federation, plan, participants, seed, State(server, tree.clone(clients)), place)
 
     def sample(self, round: int) -> list[int]:
-        """The clients of a round. Each draws a number of its own; the smallest take part, whatever their order."""
-        names = self.federation.names
-        if self.participants >= len(names):
-            return list(range(len(names)))
-        ticket = {i: rng.seed_of(self.seed, "participation", round, name) for i, name in enumerate(names)}
-        return sorted(sorted(ticket, key=lambda i: ticket[i])[: self.participants])
+        """The clients of a round."""
+        return self._smallest(list(range(len(self.federation.names))), self.participants, "participation", round)
+
+    def _smallest(self, ids: list[int], size: int, purpose: str, round: int) -> list[int]:
+        """A random choice: each client draws a number of its own; the smallest are chosen, whatever their order."""
+        if size >= len(ids):
+            return ids
+        ticket = {i: rng.seed_of(self.seed, purpose, round, self.federation.names[i]) for i in ids}
+        return sorted(sorted(ticket, key=lambda i: ticket[i])[:size])
 
     def train(self, round: int, engine: Engine) -> Round:
         """One round: dispatch, local updates, aggregate. The state is replaced only when all of it has worked."""
@@ -84,9 +92,12 @@ class Simulation:
         clients, ups, info = in_order(results, ids)
         self._check(round, ids, ups, info)
         at = torch.tensor(ids)
-        server = self.method.aggregate(self.state.server, at, ups)
+        heard = self._smallest(ids, self.heard or len(ids), "hearing", round)
+        those = torch.tensor([ids.index(i) for i in heard])
+        server = self.place.aggregate(self.method, self.state.server, at[those], tree.rows(ups, those))
         self.state = State(server, tree.put(self.state.clients, at, clients))
-        return Round(ids, info, self.method.server_info(server), tree.nbytes(ups), tree.nbytes(down))
+        server_info = self.place.info(self.method, server)
+        return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     def evaluate(self, round: int, engine: Engine) -> dict[str, Scores]:
         """Every client's validation and test metrics of the model it would deploy now (P).
@@ -101,11 +112,11 @@ class Simulation:
             return (client, down, self._positions(group)), batches
 
         scores = self._score(engine.map(self._outputs, self.federation, everyone, personal, purpose="evaluate"))
-        shared = self.method.global_model(self.state.server)
+        shared = self.place.models(self.method, self.state.server, len(everyone))
         if shared is not None:
 
             def common(group: list[int]) -> Rows:
-                return (tree.broadcast(shared, len(group)), self._positions(group)), rows_of(group)[1]
+                return (tree.rows(shared, torch.tensor(group)), self._positions(group)), rows_of(group)[1]
 
             results = engine.map(self._global_outputs, self.federation, everyone, common, purpose="evaluate globally")
             scores |= {f"global_{part}": by for part, by in self._score(results).items()}
@@ -147,7 +158,7 @@ class Simulation:
         return round(rounds * self.participants * sum(everyone) / len(everyone))
 
     def _work(self, round: int, ids: list[int]) -> tuple[Tree, Any]:
-        rows_of, down = self._rows(ids, "dispatch", round)
+        rows_of, down = self._rows(ids, self.method.dispatch, "dispatch", round)
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, self.plan, "minibatches", round)
@@ -155,7 +166,7 @@ class Simulation:
         return down, with_batches
 
     def _personal(self, round: int, ids: list[int]) -> Any:
-        rows_of, _ = self._rows(ids, "dispatch for evaluation", round)
+        rows_of, _ = self._rows(ids, self.method.deploy, "dispatch for evaluation", round)
         plan = Plan(self.plan.batch_size, epochs=self.method.personalize_epochs)
 
         def with_batches(group: list[int]) -> Rows:
@@ -163,10 +174,11 @@ class Simulation:
 
         return with_batches
 
-    def _rows(self, ids: list[int], purpose: str, round: int) -> tuple[Any, Tree]:
-        down = self.method.dispatch(
-            self.state.server, torch.tensor(ids), rng.torch_generator(self.seed, purpose, round)
-        )
+    def _rows(self, ids: list[int], send: Any, purpose: str, round: int) -> tuple[Any, Tree]:
+        def fresh() -> torch.Generator:
+            return rng.torch_generator(self.seed, purpose, round)
+
+        down = self.place.send(send, self.state.server, torch.tensor(ids), fresh)
         place = {client: row for row, client in enumerate(ids)}
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:

@@ -19,6 +19,13 @@ def linear(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
+def dnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """pFedBreD's DNN: in-100-out with leaky ReLU."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 100), nn.LeakyReLU(0.1), nn.Linear(100, outputs)
+    )
+
+
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """pFedVMP's network: two 5x5 convolutions (32 and 64 channels) with max pooling, 512 features, a linear head."""
     if len(shape) != 3 or min(shape[1:]) < 16:

@@ -1,0 +1,84 @@
+"""How alike the clients' models are, and combining them by it: the shared parts of attentive methods.
+
+Rows are models: a dict whose leaves are [rows, ...]. All pairs come from one Gram matrix, sum over parameters of
+X X' with X [rows, parameters], gathered in float64 over pieces of the parameters so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coterie import tree
+from coterie.tree import Params
+
+PIECE_BYTES = 64 * 2**20  # of parameters in float64 at once
+
+
+def squared_distances(rows: Params) -> Tensor:
+    """||w_i - w_j||^2 for all i, j: [rows, rows], float64, symmetric, with zeros on the diagonal.
+
+    The rows are centred first: models that are close to each other are far from the origin, and ||w_i||^2 + ||w_j||^2 -
+    2 <w_i, w_j> would lose the digits in which they differ.
+    """
+    gram = _gram(rows, centre=True)
+    lengths = gram.diagonal()
+    # gram + gram' so that (i, j) and (j, i) are rounded alike; what rounding leaves below 0 is 0.
+    return (lengths[:, None] + lengths[None, :] - (gram + gram.T)).clamp_min(0)
+
+
+def cosines(rows: Params) -> Tensor:
+    """<w_i, w_j> / (||w_i|| ||w_j||) for all i, j: [rows, rows], float64, symmetric; 0 where a row is 0."""
+    gram = _gram(rows, centre=False)
+    lengths = gram.diagonal().sqrt()
+    scale = lengths[:, None] * lengths[None, :]
+    return torch.where(scale > 0, 0.5 * (gram + gram.T) / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)
+
+
+def others(heard: Tensor) -> Tensor:
+    """Whom each client attends to: [clients, clients], true at (i, j) if j has been heard and is not i."""
+    return heard[None, :] & ~torch.eye(len(heard), dtype=torch.bool, device=heard.device)
+
+
+def typical(pairwise: Tensor, heard: Tensor) -> float:
+    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard.
+
+    With one heard, it is over the pairs with that one. Where it is 0 (most clients agree) it is the mean, and 1 where
+    there is no difference at all.
+    """
+    known = pairwise[heard][:, heard]
+    pairs = known[torch.triu(torch.ones_like(known, dtype=torch.bool), 1)]
+    if len(pairs) == 0:
+        pairs = pairwise[:, heard].flatten()
+    if len(pairs) == 0 or not bool(pairs.max() > 0):
+        return 1.0
+    return float(pairs.median()) or float(pairs.mean())
+
+
+def with_self(weights: Tensor) -> Tensor:
+    """The diagonal that makes every row sum to one, xi_ii = 1 - sum_{j != i} xi_ij."""
+    return weights + torch.diag(1 - weights.sum(1))
+
+
+def combine(xi: Tensor, rows: Params) -> Params:
+    """u_i = sum_j xi_ij w_j for every row of `xi` [n, rows]; leaves [n, ...]."""
+
+    def mixed(leaf: Tensor) -> Tensor:
+        flat = leaf.reshape(len(leaf), -1)
+        dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+        out = (xi.to(dtype) @ flat.to(dtype)).reshape(len(xi), *leaf.shape[1:])
+        return out if leaf.is_floating_point() else out.round().to(leaf.dtype)
+
+    return tree.map(mixed, rows)
+
+
+def _gram(rows: Params, centre: bool) -> Tensor:
+    size = len(next(iter(rows.values())))
+    width = max(1, PIECE_BYTES // (8 * size))
+    total = torch.zeros(size, size, dtype=torch.float64, device=next(iter(rows.values())).device)
+    for leaf in rows.values():
+        for piece in torch.split(leaf.reshape(size, -1), width, dim=1):
+            x = piece.double()
+            x = x - x.mean(0) if centre else x
+            total = total + x @ x.T
+    return total

@@ -1,0 +1,149 @@
+"""No server: clients on a graph. A peer is a client plus a private copy of the method's server, fed by its neighbours.
+
+Each round a peer sends itself what its own copy dispatches, does its local update, and tells its message to its
+neighbours; every copy then aggregates the messages of its closed neighbourhood (itself included). A method file does
+not know the difference. On the complete graph all copies stay equal to the one server there would be (law 2).
+
+Graphs: `complete`, `ring`, `star` (the first client is its centre), `k-regular:K` (random), `small-world:K:P`
+(Watts and Strogatz: a ring of K nearest neighbours, each edge rewired with probability P), or edges of the user's
+own, by name. The random ones are drawn until they are connected.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import rng, tree
+from coterie.engine.central import AnyMethod, Draw, Send
+from coterie.errors import ConfigError
+from coterie.method import Info, Population
+from coterie.tree import Params, Tree
+
+Edge = tuple[str, str]
+PARAMETERS = {"server": (), "complete": (), "ring": (), "star": (), "k-regular": (4,), "small-world": (4, 0.1)}
+TRIES = 100
+
+
+@dataclass(frozen=True)
+class Peers:
+    near: tuple[tuple[int, ...], ...]  # each peer's neighbours and itself, in order
+
+    def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
+        """All copies, as rows. Each is told how many it can hear in a round."""
+        heard = [population._replace(audience=min(population.audience, len(near))) for near in self.near]
+        return tree.stack([method.init_server(params, each) for each in heard])
+
+    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+        """Every peer asks its own copy. All use the same random numbers, as clients of one server would."""
+        downs = [send(tree.rows(server, i), torch.tensor([i]), draw()) for i in ids.tolist()]
+        return tree.map(lambda *leaf: torch.cat(leaf), downs[0], *downs[1:])
+
+    def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
+        copies = []
+        for i, near in enumerate(self.near):
+            heard = torch.isin(ids, torch.tensor(near)).nonzero().flatten()
+            own = tree.rows(server, i)
+            copies.append(method.aggregate(own, ids[heard], tree.rows(ups, heard)) if len(heard) else own)
+        return tree.stack(copies)
+
+    def info(self, method: AnyMethod, server: Tree) -> Info:
+        """Each copy's, as rows; but who learns from whom is told by each peer for itself."""
+        infos = tree.stack([method.server_info(tree.rows(server, i)) for i in range(len(self.near))])
+        if "collaboration" in infos:
+            infos["collaboration"] = infos["collaboration"].diagonal(dim1=0, dim2=1).T.contiguous()
+        return infos
+
+    def models(self, method: AnyMethod, server: Tree, size: int) -> Params | None:
+        found = [method.global_model(tree.rows(server, i)) for i in range(size)]
+        return None if found[0] is None else tree.stack(found)
+
+    def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
+        """A message goes to every neighbour; what a peer sends itself is free."""
+        each = [method.message_bytes(tree.rows(ups, row[None])) for row in torch.arange(len(ids))]
+        return sum(size * (len(self.near[i]) - 1) for size, i in zip(each, ids.tolist(), strict=True)), 0
+
+
+def make_peers(topology: str | Sequence[Edge], names: Sequence[str], seed: int) -> Peers | None:
+    """The graph over the clients `names`, in their order; None for a server. Raises `ConfigError` in words."""
+    size = len(names)
+    if not isinstance(topology, str):
+        place = {name: i for i, name in enumerate(names)}
+        if unknown := sorted({name for edge in topology for name in edge} - place.keys()):
+            raise ConfigError([f"topology: there is no client {', '.join(map(repr, unknown))}"])
+        return _peers(size, ((place[a], place[b]) for a, b in topology))
+    kind, *numbers = parse(topology)
+    if kind == "server":
+        return None
+    everyone = range(size)
+    if kind == "complete":
+        return _peers(size, ((i, j) for i in everyone for j in everyone))
+    if kind == "ring":
+        return _peers(size, ((i, (i + 1) % size) for i in everyone))
+    if kind == "star":
+        return _peers(size, ((0, i) for i in everyone))
+    degree = int(numbers[0])
+    if degree >= size or (kind == "k-regular" and degree * size % 2):
+        rule = "and an even product of both" if kind == "k-regular" else "at least"
+        raise ConfigError(
+            [f"topology = {topology!r}: {degree} neighbours need {degree + 1} clients {rule}; have {size}"]
+        )
+    return _peers(size, _random_edges(kind, size, numbers, seed))
+
+
+def parse(topology: str) -> tuple[Any, ...]:
+    """(kind, its numbers); raises `ValueError` in words."""
+    kind, *given = topology.split(":")
+    if kind not in PARAMETERS or len(given) > len(PARAMETERS[kind]):
+        raise ValueError(
+            f"choose from {', '.join(PARAMETERS)} (k-regular:4, small-world:4:0.1), or a CSV file of edges"
+        )
+    defaults = PARAMETERS[kind]
+    numbers = [type(default)(text) for default, text in zip(defaults, given, strict=False)]
+    numbers += defaults[len(numbers) :]
+    if kind == "k-regular" and numbers[0] < 2:
+        raise ValueError("a peer needs at least 2 neighbours")
+    if kind == "small-world" and (numbers[0] < 2 or numbers[0] % 2 or not 0 <= numbers[1] <= 1):
+        raise ValueError("a small world needs an even number of neighbours and a probability between 0 and 1")
+    return kind, *numbers
+
+
+def read_edges(path: Path) -> list[Edge]:
+    """One edge a line: two names of clients with a comma between."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    if bad := [str(number) for number, row in enumerate(rows, 1) if len(row) != 2]:
+        raise ValueError(f"an edge is two names with a comma between; not so in line {', '.join(bad)} of '{path}'")
+    return [(row[0], row[1]) for row in rows]
+
+
+def _peers(size: int, edges: Iterable[tuple[int, int]]) -> Peers:
+    near: list[set[int]] = [{i} for i in range(size)]
+    for a, b in edges:
+        near[a].add(b)
+        near[b].add(a)
+    return Peers(tuple(tuple(sorted(each)) for each in near))
+
+
+def _random_edges(kind: str, size: int, numbers: Sequence[Any], seed: int) -> Iterable[tuple[int, int]]:
+    try:
+        import networkx as nx
+    except ImportError:
+        raise ConfigError([f"topology = '{kind}' needs networkx: pip install 'coterie[peers]'"]) from None
+    for attempt in range(TRIES):
+        draw = rng.seed_of(seed, "topology", attempt) % 2**32
+        make = nx.random_regular_graph if kind == "k-regular" else nx.watts_strogatz_graph
+        order = (numbers[0], size) if kind == "k-regular" else (size, *numbers)
+        graph = make(*order, seed=draw)
+        if nx.is_connected(graph):
+            edges: list[tuple[int, int]] = list(graph.edges)
+            return edges
+    raise ConfigError(
+        [f"topology = '{kind}': no connected graph of {size} clients in {TRIES} draws; use more neighbours"]
+    )

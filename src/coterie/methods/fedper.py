@@ -1,0 +1,49 @@
+"""FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers", 2019).
+
+A model is a base, shared, and personalisation layers, a client's own (here the head, `task.head_names`):
+
+    base, head_i <- base, head_i - lr * grad f_i(base, head_i)         (`local_update`), both together
+    base <- sum_i (n_i / n) base_i                                     (`aggregate`)
+
+Heads start alike and are never sent. Each client deploys the shared base with its own head. A model that is nothing but
+a head makes FedPer equal local training, and one without a linear layer makes it equal FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie import tree
+from coterie.batches import Batches
+from coterie.local import SGD, Optimizer, train
+from coterie.method import Info, Method, Population, Sized
+from coterie.task import Task
+from coterie.tree import Params
+
+
+@dataclass(frozen=True)
+class FedPer(Method[Params, Params, Params, Sized]):
+    optimizer: Optimizer = SGD()
+
+    def init_server(self, params: Params, population: Population) -> Params:
+        head = population.task.head_names if population.task else frozenset()
+        return {name: value for name, value in params.items() if name not in head}  # the base
+
+    def init_client(self, params: Params) -> Params:
+        return params  # of which only the head is used
+
+    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Sized, Info]:
+        theta, loss = train(task, self.optimizer, {**client, **down}, batches)
+        return theta, Sized({name: theta[name] for name in down}, batches.count), {"loss": loss}
+
+    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+        return tree.mean(ups.params, ups.count)
+
+    def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
+        return {**client, **down}

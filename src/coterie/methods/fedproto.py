@@ -1,0 +1,98 @@
+"""FedProto (Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022).
+
+Clients keep their models and exchange prototypes only, the mean feature of each class (features enter the head):
+
+    theta_i <- SGD on  CE + lam mean (z - C_y)^2                            (`local_update`)
+    C_i^k   = mean of z over the client's examples of class k              (`local_update`)
+    C^k     <- mean of C_i^k over the clients i that have class k          (`aggregate`)
+    y(x)    = argmin_k ||z(x) - C^k||                                      (`predict`)
+
+Deviations:
+- The distance is squared and averaged over features, and prototypes are taken after the local epochs in evaluation mode
+  (on the examples of the round's first epoch): public implementations add up features while the model still changes.
+- `weighting`: `uniform` (default) weighs all who have the class alike, as the public implementations do; `samples`
+  weighs them by their number of examples of it.
+- `prediction`: `prototype` is the paper's; `head` predicts with the client's own head.
+A class that nobody had this round keeps its prototype; one that nobody ever had adds nothing to the loss and is never
+predicted. Logits are minus the squared distances, below all others for such a class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie import features, tree
+from coterie.batches import Batches
+from coterie.local import SGD, Optimizer, train
+from coterie.method import Info, Method, Population
+from coterie.task import Task
+from coterie.tree import Params
+
+
+class Prototypes(NamedTuple):  # the server's state, and what every client is sent
+    centre: Tensor  # [classes, dim]; C^k
+    known: Tensor  # [classes]; 1 once anybody had the class
+
+
+class Up(NamedTuple):
+    class_size: Tensor  # [classes]
+    centre: Tensor  # [classes, dim]; C_i^k
+
+
+class View(NamedTuple):
+    theta: Params
+    prototypes: Prototypes
+
+
+@dataclass(frozen=True)
+class FedProto(Method[Prototypes, Params, Prototypes, Up]):
+    optimizer: Optimizer = SGD()
+    lam: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's prototype")] = 1.0
+    weighting: Annotated[Literal["uniform", "samples"], Field(description="what a client weighs in a prototype")] = (
+        "uniform"
+    )
+    prediction: Annotated[Literal["prototype", "head"], Field(description="nearest prototype, or the own head")] = (
+        "prototype"
+    )
+
+    def init_server(self, params: Params, population: Population) -> Prototypes:
+        classes, dim = features.sizes(population.task)
+        return Prototypes(features.empty(params, classes, dim), features.empty(params, classes))
+
+    def init_client(self, params: Params) -> Params:
+        return params  # theta_i
+
+    def dispatch(self, server: Prototypes, ids: Tensor, rng: torch.Generator) -> Prototypes:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(self, task: Task, client: Params, down: Prototypes, batches: Batches) -> tuple[Params, Up, Info]:
+        anchor = (*down, torch.tensor(self.lam))
+        theta, loss = train(
+            task, self.optimizer, client, batches, anchor=anchor, feature_penalty=features.centroid_distance
+        )
+        return theta, Up(*features.class_means(task, theta, batches.epoch(0))), {"loss": loss}
+
+    def aggregate(self, server: Prototypes, ids: Tensor, ups: Up) -> Prototypes:
+        has = (ups.class_size > 0).to(ups.centre)
+        mean = features.weighted_means(has if self.weighting == "uniform" else ups.class_size, ups.centre)
+        found = has.amax(0)
+        return Prototypes(torch.where(found[:, None] > 0, mean, server.centre), torch.maximum(server.known, found))
+
+    def personalize(self, task: Task, client: Params, down: Prototypes, batches: Batches) -> Params | View:
+        return client if self.prediction == "head" else View(client, down)
+
+    def predict(self, task: Task, view: Params | View, x: Tensor) -> Tensor:
+        if not isinstance(view, View):
+            return task.logits(view, x)
+        theta, (centre, known) = view
+        distance = ((task.features(theta, x)[:, None] - centre) ** 2).sum(-1)  # [batch, classes]
+        farther = (distance * known).amax(1, keepdim=True) + 30.0  # e^-30 of the least likely known class
+        return -torch.where(known > 0, distance, farther)
+
+    def message_bytes(self, ups: Up) -> int:
+        return features.used_bytes(ups.class_size, ups.centre, ())

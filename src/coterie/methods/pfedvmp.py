@@ -1,0 +1,120 @@
+"""pFedVMP ("pFedVMP: Personalized Federated Learning via Variational Message Passing", 2024).
+
+Client n has a shared body theta^b and a head theta_n^h of its own (the split is `task.head_names`); z = body(x), and
+mu_k is the shared centroid of the features of class k:
+
+    theta^b, theta_n^h <- SGD on  CE + xi1 mean (z_i - mu_{y_i})^2                      (`local_update`; eq. 9)
+    mu_kn = mean of z over class k,  Lambda_kn = pinv(Sigma_kn) + alpha I              (`_moments`; eq. 11)
+    theta^b <- sum_n (S_n / S) theta_n^b                                               (`aggregate`; eqs 10 and 12)
+    mu_k <- (sum_n Lambda_kn)^-1 sum_n Lambda_kn mu_kn                                 (`_centroid`; eq. 13)
+
+Body and head train together; eq. 11 then uses the updated body in evaluation mode, on the examples of the round's first
+epoch, which are all of the client's unless a number of steps is set. A client without class k adds nothing to eq. 13
+(alpha I would drag mu_k to 0), a class nobody has keeps its centroid, and one that never had one (all of them in round
+1) adds nothing to eq. 9. Each client deploys the shared body with its own head.
+
+Deviations:
+- xi1 multiplies the squared distance's mean over features: their sum, as printed, diverges for the paper's xi1 = 50.
+- pinv is discontinuous: eigenvalues below `rtol` times the largest, or below what float32 resolves, count as 0.
+- `precision`: `full` is eq. 11, sent as thin factors and combined exactly (`coterie.features`) if no client has more
+  than `room` examples (a larger one's covariances are those of `room` of them, drawn anew each round; `left_out` in the
+  record of the round says how many it leaves out); `diagonal` keeps the variances only; `pooled` is one covariance
+  within classes a client; `none` is the paper's ablation pFedVMP-avg, the centroids' mean weighted by Z_kn.
+The unused part of `room` is in memory, not in the count of bytes sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie import features, tree
+from coterie.batches import Batches
+from coterie.features import Factor
+from coterie.local import SGD, Optimizer, train
+from coterie.method import Info, Method, Population
+from coterie.task import Task
+from coterie.tree import Params
+
+
+class Server(NamedTuple):  # also what every client is sent
+    body: Params
+    centroid: Tensor  # [classes, dim]; mu_k
+    known: Tensor  # [classes]; 1 once anybody had the class
+
+
+class Up(NamedTuple):
+    body: Params
+    size: Tensor  # []; S_n
+    class_size: Tensor  # [classes]; Z_kn
+    mean: Tensor  # [classes, dim]; mu_kn
+    spread: Factor | Tensor | tuple[()]  # Lambda_kn - alpha I: rows, or its diagonal [classes, dim]
+
+
+@dataclass(frozen=True)
+class PFedVMP(Method[Server, Params, Server, Up]):
+    optimizer: Optimizer = SGD()
+    xi1: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's centroid")] = 50.0
+    alpha: Annotated[float, Field(gt=0, description="precision added in every direction")] = 1.0
+    precision: Annotated[
+        Literal["full", "diagonal", "pooled", "none"], Field(description="what is sent of a class's covariance")
+    ] = "full"
+    rtol: Annotated[float, Field(ge=1e-6, lt=1, description="eigenvalues below this share of the largest are 0")] = 1e-6
+    room: Annotated[int, Field(ge=2, description="examples of a client that covariances are taken from")] = 2048
+    law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"room": 8},)
+
+    def init_server(self, params: Params, population: Population) -> Server:
+        classes, dim = features.sizes(population.task)
+        head = population.task.head_names if population.task else frozenset()
+        body = {name: value for name, value in params.items() if name not in head}
+        return Server(body, features.empty(params, classes, dim), features.empty(params, classes))
+
+    def init_client(self, params: Params) -> Params:
+        return params  # of which only the head is used
+
+    def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Server:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
+        anchor = (down.centroid, down.known, torch.tensor(self.xi1))
+        theta, loss = train(
+            task, self.optimizer, {**client, **down.body}, batches,
+            anchor=anchor, feature_penalty=features.centroid_distance,
+        )  # fmt: skip
+        body = {name: theta[name] for name in down.body}
+        up = Up(body, batches.count, *self._moments(task, theta, batches.epoch(0)))
+        over = (up.class_size.sum() - self.room).clamp_min(0)
+        return theta, up, {"loss": loss} | ({"left_out": over} if isinstance(up.spread, Factor) else {})
+
+    def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
+        found = ups.class_size.sum(0) > 0
+        centroid = torch.where(found[:, None], self._centroid(ups), server.centroid)
+        return Server(tree.mean(ups.body, ups.size), centroid, torch.maximum(server.known, found.to(server.known)))
+
+    def personalize(self, task: Task, client: Params, down: Server, batches: Batches) -> Params:
+        return {**client, **down.body}
+
+    def message_bytes(self, ups: Up) -> int:
+        return tree.nbytes((ups.body, ups.size)) + features.used_bytes(ups.class_size, ups.mean, ups.spread)
+
+    def _moments(self, task: Task, theta: Params, own: Batches) -> tuple[Tensor, Tensor, Any]:
+        class_size, mean = features.class_means(task, theta, own)
+        if self.precision == "none":
+            return class_size, mean, ()
+        if self.precision == "diagonal":
+            variance = features.class_variances(task, theta, own, class_size, mean)
+            return class_size, mean, features.inverse_variances(variance, mean, self.rtol)
+        pooled = self.precision == "pooled"
+        return class_size, mean, features.precision_factor(task, theta, own, self.room, self.rtol, pooled)
+
+    def _centroid(self, ups: Up) -> Tensor:
+        if isinstance(ups.spread, Factor):
+            pooled = self.precision == "pooled"
+            return features.product_of_gaussians(ups.class_size, ups.mean, ups.spread, self.alpha, pooled)
+        if isinstance(ups.spread, Tensor):
+            return features.product_of_diagonals(ups.class_size, ups.mean, ups.spread, self.alpha)
+        return features.weighted_means(ups.class_size, ups.mean)

@@ -1,0 +1,108 @@
+"""SCAFFOLD (Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020).
+
+    y_i <- y_i - lr (g_i(y_i) - c_i + c), from y_i = x               (`local_update`; Algorithm 1)
+    c_i <- (i)  g_i(x), or (ii)  c_i - c + (x - y_i) / (K lr)        (`local_update`; Algorithm 1)
+    x   <- x + eta_g (1 / |S|) sum_{i in S} (y_i - x)                (`aggregate`; Algorithm 1)
+    c   <- c + (1 / N) sum_{i in S} (c_i - its value before)         (`aggregate`; Algorithm 1)
+
+S are the clients of the round, N is the number of all clients, K the client's number of steps. All control variates
+begin at 0, so that c is the mean of c_i over *all* clients after every round, whoever took part (tested).
+
+(ii) is written here as what it is equal to for plain SGD, the mean of g_i over the K steps, which holds for any
+optimiser (tested); with momentum or Adam the correction c - c_i is added to the gradient. `control` chooses: `path` is
+(ii), the default and the paper's own choice in its experiments, `gradient` is (i), one more pass over the data (over
+the minibatches of the round where their number is set by `local_steps`). The average is uniform, as in the paper, and
+not by n_i. Buffers have no control variate and are averaged, never extrapolated. Every client deploys x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie import tree
+from coterie.batches import Batch, Batches
+from coterie.local import SGD, Optimizer, gradient
+from coterie.method import Info, Method, Population
+from coterie.scan import scan
+from coterie.task import Task
+from coterie.tree import Params
+
+
+class Server(NamedTuple):
+    x: Params
+    c: Params  # 0 for what is not trained
+    size: Tensor  # []; N
+
+
+class Down(NamedTuple):
+    x: Params
+    c: Params
+
+
+class Up(NamedTuple):
+    y: Params
+    change: Params  # of c_i; trained parameters
+
+
+@dataclass(frozen=True)
+class Scaffold(Method[Server, Params, Down, Up]):
+    peer_to_peer: ClassVar[bool] = False  # c is the mean over all clients, which no peer with few neighbours knows
+
+    optimizer: Optimizer = SGD()
+    server_lr: Annotated[float, Field(gt=0, description="eta_g, step size of the server")] = 1.0
+    control: Annotated[
+        Literal["path", "gradient"], Field(description="c_i from the gradients of the round, or at the received model")
+    ] = "path"
+
+    def init_server(self, params: Params, population: Population) -> Server:
+        return Server(params, tree.map(torch.zeros_like, params), torch.tensor(float(population.size)))
+
+    def init_client(self, params: Params) -> Params:
+        return tree.map(torch.zeros_like, params)  # c_i
+
+    def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
+        return tree.broadcast(Down(server.x, server.c), len(ids))
+
+    def local_update(self, task: Task, client: Params, down: Down, batches: Batches) -> tuple[Params, Up, Info]:
+        trained = task.split(down.x)[0]
+        none, zero = tree.map(torch.zeros_like, trained), batches.mask.new_zeros(())
+        correction = {name: down.c[name] - client[name] for name in trained}
+        start = (down.x, self.optimizer.init(trained), none, zero, zero, zero)
+        y, _, total, steps, loss, seen = scan(partial(self._step, task), start, correction, batches)
+        if self.control == "gradient":
+            total, steps = scan(partial(_collect, task), (none, zero), down.x, batches.epoch(0))
+        control = tree.scale(total, 1 / steps.clamp_min(1.0))
+        change = {name: control[name] - client[name] for name in trained}
+        return {**client, **control}, Up(y, change), {"loss": loss / seen.clamp_min(1.0)}
+
+    def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
+        mean = tree.mean(ups, torch.ones(len(ids)))
+        x = {
+            n: y if n not in mean.change else server.x[n] + self.server_lr * (y - server.x[n])
+            for n, y in mean.y.items()
+        }
+        c = {n: server.c[n] + len(ids) / server.size * change for n, change in mean.change.items()}
+        return Server(x, {**server.c, **c}, server.size)
+
+    def personalize(self, task: Task, client: Params, down: Down, batches: Batches) -> Params:
+        return down.x
+
+    def _step(self, task: Task, carry: Any, correction: Params, batch: Batch) -> Any:
+        y, state, total, steps, loss, seen = carry
+        grads, now, rest = gradient(task, y, batch)
+        trained, state = self.optimizer.update(tree.add(grads, correction), state, task.split(y)[0])
+        count = batch.mask.sum()
+        return {**trained, **rest}, state, tree.add(total, grads), steps + 1, loss + now * count, seen + count
+
+
+def _collect(task: Task, carry: Any, x: Params, batch: Batch) -> Any:
+    """The sum of gradients at x over the examples, and their number."""
+    total, seen = carry
+    count = batch.mask.sum()
+    return tree.map(lambda t, g: t + count * g, total, gradient(task, x, batch)[0]), seen + count

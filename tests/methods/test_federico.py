@@ -1,0 +1,205 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from coterie.collaborators import Losses, Mixture, Steps, epsilon_greedy, mixture, track
+from coterie.data.federation import from_clients
+from coterie.data.minibatches import Plan
+from coterie.experiment.simulation import Simulation
+from coterie.local import SGD, Adam
+from coterie.method import Population
+from coterie.methods import FedeRiCo, Local
+from coterie.methods.federico import Up
+from coterie.rng import keys_of
+from coterie.task import Task
+
+from .quadratic import LOOP, SIZES, STACKED, loss, simulation
+
+COUNT = torch.tensor(SIZES, dtype=torch.float64)
+EVERYBODY = FedeRiCo(SGD(0.01), mode="all-to-all", beta=1.0, temperature=4.0)
+LETTER = FedeRiCo(SGD(0.0005), mode="all-to-all", loss_tracking="accumulated", temperature="count")
+
+
+def models(sim: Simulation) -> torch.Tensor:
+    return sim.state.server.models["weight"][:, 0].clone()  # [N, DIM]
+
+
+def mean_losses(phi: torch.Tensor) -> torch.Tensor:
+    """[N, N]: of phi_j on the data of i, independently of the library."""
+    return torch.stack([torch.stack([loss(i, each) for each in phi]) for i in range(len(SIZES))])
+
+
+def collaboration(sim: Simulation) -> torch.Tensor:
+    return sim.method.server_info(sim.state.server)["collaboration"]
+
+
+@pytest.mark.parametrize(("method", "tau"), [(EVERYBODY, torch.tensor(4.0)), (LETTER, COUNT)], ids=["tau", "letter"])
+def test_one_round_is_one_em_step_eq_3_to_6(method, tau):
+    sim = simulation(method, steps=1)
+    sim.train(1, STACKED)
+    phi = models(sim)
+    sim.train(2, STACKED)
+    weights = torch.softmax(-tau[..., None] * mean_losses(phi), 1)  # a uniform prior, so far
+    torch.testing.assert_close(collaboration(sim).double(), weights, rtol=1e-4, atol=1e-6)
+    # The M-step's objective: sum_i w_ij * (mean loss, or with the letter the sum of losses).
+    scale = tau[:, None] if method is LETTER else 1.0
+    gradient = torch.func.grad(lambda phi: (scale * weights * mean_losses(phi)).sum())(phi)
+    torch.testing.assert_close(models(sim), phi - method.optimizer.lr * gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [EVERYBODY, LETTER], ids=["fixed prior", "letter"])
+def test_em_never_decreases_the_likelihood_eq_1(method):
+    """sum_i log sum_j Pi_ij exp(-l_ij). The letter moves the prior, Pi = w of the round before (eq. 4), starting from
+    uniform; with beta = 1, w is the posterior under a prior that stays uniform, and so the objective keeps it."""
+    sim = simulation(method, steps=1)
+    sim.train(1, STACKED)
+    tau = COUNT[:, None] if method is LETTER else method.temperature
+    prior = torch.full((len(SIZES), len(SIZES)), 1 / len(SIZES), dtype=torch.float64)
+    found = []
+    for number in range(2, 40):
+        found.append(torch.logsumexp(prior.log() - tau * mean_losses(models(sim)), 1).sum())
+        sim.train(number, STACKED)
+        if method is LETTER:
+            prior = collaboration(sim).double()
+    gains = torch.stack(found).diff()
+    assert (gains > -1e-5).all(), gains.min()
+    assert gains.sum() > 0.5
+
+
+def test_weights_of_another_likelihood_do_decrease_it():
+    """The test above can fail: models that have found their clients lose likelihood under (nearly) equal weights."""
+    sim = simulation(dataclasses.replace(EVERYBODY, optimizer=SGD(0.05)), steps=1)
+    for number in range(1, 41):
+        sim.train(number, STACKED)
+    before = torch.logsumexp(-4 * mean_losses(models(sim)), 1).sum()
+    sim.method = dataclasses.replace(sim.method, temperature=0.01)
+    sim.train(41, STACKED)
+    assert torch.logsumexp(-4 * mean_losses(models(sim)), 1).sum() < before - 1e-3
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.05, momentum=0.5), Adam(0.02)], ids=["sgd", "adam"])
+def test_without_neighbours_it_is_local_training(optimizer):
+    alone, none = (simulation(m, 3) for m in (Local(optimizer), FedeRiCo(optimizer, neighbours=0, local_work="epochs")))
+    for number in (1, 2, 3):
+        alone.train(number, STACKED)
+        none.train(number, STACKED)
+    torch.testing.assert_close(models(none), alone.state.clients["weight"][:, 0])
+    assert torch.equal(collaboration(none), torch.eye(len(SIZES)))
+
+
+def test_without_neighbours_a_gradient_a_round_is_gradient_descent():
+    alone, none = (simulation(m, 1) for m in (Local(SGD(0.05)), FedeRiCo(SGD(0.05), neighbours=0)))
+    for number in (1, 2, 3):
+        alone.train(number, STACKED)
+        none.train(number, STACKED)
+    torch.testing.assert_close(models(none), alone.state.clients["weight"][:, 0])
+
+
+def test_weights_sum_to_one_and_the_unvisited_have_none():
+    sim = simulation(FedeRiCo(SGD(0.01), neighbours=1, epsilon=0.0), steps=1)
+    assert torch.equal(collaboration(sim), torch.eye(len(SIZES)))
+    for number, visited in ((1, 1), (2, 2), (3, 3), (4, 3)):  # itself, and then one more each round
+        sim.train(number, STACKED)
+        weights, seen = collaboration(sim), sim.state.server.losses.visited
+        torch.testing.assert_close(weights.sum(1), torch.ones(len(SIZES)))
+        assert torch.equal(seen.sum(1), torch.full((len(SIZES),), visited))
+        assert torch.equal(weights > 0, seen)
+
+
+def test_losses_are_tracked_as_algorithm_1_says():
+    old = Losses(torch.tensor([2.0, 4.0, 0.0, 0.0]), torch.tensor([1.0, 3.0, 0.0, 0.0]), torch.tensor([1, 1, 0, 0]) > 0)
+    whose = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0]]) > 0  # itself, and a newcomer
+    new = track(old, whose, torch.tensor([5.0, 6.0]), beta=0.6)
+    # Itself; not visited now, its last loss counts again; the newcomer starts level with itself; never visited.
+    expected = [0.4 * 2 + 0.6 * 5, 0.4 * 4 + 0.6 * 3, 0.4 * 2 + 0.6 * 6, 0.0]
+    torch.testing.assert_close(new.tracked, torch.tensor(expected))
+    torch.testing.assert_close(track(old, whose, torch.tensor([5.0, 6.0]), None).tracked, torch.tensor([7.0, 7, 8, 0]))
+    assert new.visited.tolist() == [True, True, True, False]
+
+
+def test_epsilon_greedy():
+    number = 400
+    keys, ids = keys_of([f"client-{i}" for i in range(number)]), torch.arange(number)
+    tracked = torch.rand(number, number, generator=torch.Generator().manual_seed(0))
+    losses = Losses(tracked, tracked, ids.expand(number, -1) > 1)  # the first two were never visited
+
+    def score(epsilon, keys=keys, losses=losses):
+        return epsilon_greedy(losses, epsilon, torch.Generator().manual_seed(5), ids, keys)
+
+    greedy = score(0.0)
+    assert (greedy[:, :2].min(1).values > greedy[:, 2:].max(1).values).all()
+    assert torch.equal(greedy[:, 2:].argmax(1), tracked[:, 2:].argmin(1))
+    assert abs(float((greedy[:, 0] > greedy[:, 1]).double().mean()) - 0.5) < 0.1  # no order among those
+    explores = (score(0.3) != greedy).all(1)  # one coin a client: a whole row, or nothing of it
+    assert torch.equal(explores, (score(0.3) != greedy).any(1))
+    assert abs(float(explores.double().mean()) - 0.3) < 0.08
+    chosen = torch.bincount(score(1.0).argmax(1) // 100, minlength=4)
+    assert (chosen > 60).all(), chosen  # every quarter is chosen by about a quarter
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(1))
+    moved = Losses(*(part[order][:, order] for part in losses))
+    assert torch.equal(score(0.3, keys[order], moved), score(0.3)[order][:, order])  # by client, not by position
+
+
+def test_a_model_that_nobody_uses_is_not_moved_by_adam():
+    params, ids = {"w": torch.zeros(2)}, torch.arange(2)
+    tiny = torch.tensor([[1.0, 1e-6], [1.0 - 1e-6, 0.0]])  # what each of two clients gives to the models of 0 and 1
+    steps = Steps(torch.tensor([[0, 1], [0, 1]]), tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
+    moved = {}
+    for method in (FedeRiCo(Adam(0.01)), FedeRiCo(Adam(0.01), idle_below=0.0)):
+        server = method.init_server(params, Population(2, 2))
+        ups = Up({"w": torch.zeros(2, 2)}, steps, server.losses)
+        server = method.aggregate(server, ids, ups)
+        moved[method.idle_below] = server.models["w"][:, 0]
+        assert server.optimizer[2].tolist() == [1.0, float(method.idle_below == 0)]
+    torch.testing.assert_close(moved[0.0], torch.tensor([-0.01, -0.01]), rtol=1e-2, atol=0)  # a full step of 1e-6
+    torch.testing.assert_close(moved[1e-3], torch.tensor([-0.01, 0.0]))
+
+
+def test_predictions_are_mixed_and_the_useless_are_pruned():
+    task = Task(nn.Linear(3, 2), num_classes=2)
+    draw = torch.Generator().manual_seed(0)
+    phi = {"weight": torch.randn(3, 2, 3, generator=draw), "bias": torch.randn(3, 2, generator=draw)}
+    view = mixture(phi, -torch.tensor([0.6, 0.395, 0.005]).log(), torch.ones(3) > 0, prune_below=0.01)
+    share = torch.tensor([0.6, 0.395, 0.0]) / 0.995
+    torch.testing.assert_close(view.weight, share)
+    assert torch.equal(view.models["weight"][2], phi["weight"][0]), "what is pruned is not deployed"
+    x = torch.randn(5, 3, generator=draw)
+    outputs = [torch.softmax(x @ w.T + b, 1) for w, b in zip(phi["weight"], phi["bias"], strict=True)]
+    expected = share[0] * outputs[0] + share[1] * outputs[1]
+    torch.testing.assert_close(FedeRiCo().predict(task, view, x), expected.log())
+    assert mixture(phi, torch.zeros(3), torch.ones(3) > 0, prune_below=0.9).weight.tolist() == pytest.approx(
+        [1 / 3] * 3
+    )
+    regression = Task(nn.Linear(3, 2), "regression")
+    mean = sum(s * (x @ w.T + b) for s, w, b in zip(share, phi["weight"], phi["bias"], strict=True))
+    torch.testing.assert_close(FedeRiCo().predict(regression, Mixture(phi, share), x), mean)
+
+
+def groups(seed: int):
+    """Eight clients of scikit-learn's digits: four of five labels, four of the other five."""
+    x, y = load_digits(return_X_y=True)
+    draw = np.random.default_rng(seed)
+    labels = draw.permutation(10)
+    clients = []
+    for half in (labels[:5], labels[5:]):
+        for own in np.array_split(draw.permutation(np.flatnonzero(np.isin(y, half))), 4):
+            clients.append((torch.tensor(x[own] / 16, dtype=torch.float32), torch.tensor(y[own])))
+    return from_clients(clients, num_classes=10, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clients_find_those_with_the_same_labels(seed):
+    torch.manual_seed(seed)
+    task = Task(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), num_classes=10)
+    sim = Simulation.start(FedeRiCo(), task, groups(seed), Plan(batch_size=64), 8, seed)
+    for number in range(1, 13):
+        sim.train(number, STACKED)
+    group = torch.arange(8) // 4
+    mass = (collaboration(sim) * (group[:, None] == group)).sum(1)
+    assert mass.mean() > 0.9  # 0.5 by chance
+    assert mass.min() > 0.6
+    assert sim.evaluate(12, LOOP)["test"]["accuracy"].mean() > 0.6

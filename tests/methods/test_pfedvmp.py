@@ -1,0 +1,147 @@
+import dataclasses
+
+import pytest
+import torch
+
+from coterie import laws, tree
+from coterie.features import Factor
+from coterie.local import SGD
+from coterie.method import Population
+from coterie.methods import FedPer, PFedVMP
+from coterie.methods.pfedvmp import Server
+
+from .quadratic import LOOP, STACKED
+
+PRECISIONS = ["full", "diagonal", "pooled", "none"]
+
+
+def simulate(method, rounds: int, engine=LOOP):
+    return laws._simulate(method, engine, rounds=rounds)
+
+
+def features_of(sim, i: int):
+    """(features of client i's training examples by its own updated body, labels)."""
+    own = torch.from_numpy(sim.federation.split(i).train)
+    return sim.task.features(tree.rows(sim.state.clients, i), sim.federation.x[own]).double(), sim.federation.y[own]
+
+
+def precision_of(z: torch.Tensor, y: torch.Tensor, k: int, kind: str, alpha: float) -> torch.Tensor:
+    """Lambda_kn of eq. 11, dense, by the textbook."""
+    eye, within = torch.eye(z.shape[1]).double(), z[y == k]
+    if kind == "none":
+        return len(within) * eye
+    if kind == "pooled":
+        offset = torch.cat([z[y == c] - z[y == c].mean(0) for c in y.unique()])
+    else:
+        offset = within - within.mean(0)
+    sigma = offset.T @ offset / len(offset)
+    if kind == "diagonal":
+        sigma = sigma.diag().diag()
+    return torch.linalg.pinv(sigma, rtol=1e-6, hermitian=True) + alpha * eye
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_centroids_are_the_dense_product_of_gaussians_eqs_11_and_13(precision):
+    sim = simulate(PFedVMP(SGD(0.05), precision=precision, alpha=0.5), rounds=1, engine=STACKED)
+    for k in range(3):
+        total, pull = torch.zeros(8, 8).double(), torch.zeros(8).double()
+        for i in range(len(laws.SIZES)):
+            z, y = features_of(sim, i)
+            if bool((y == k).any()):
+                lam = precision_of(z, y, k, precision, alpha=0.5)
+                total, pull = total + lam, pull + lam @ z[y == k].mean(0)
+        expected = torch.linalg.solve(total, pull).float()
+        torch.testing.assert_close(sim.state.server.centroid[k], expected, rtol=1e-4, atol=1e-5)
+    assert sim.state.server.known.tolist() == [1, 1, 1]
+
+
+def test_body_is_the_mean_by_examples_eq_12():
+    """With Lambda_b = (S_n / S) I the product of Gaussians is FedAvg's mean, and round 1, without centroids, FedPer."""
+    sim = simulate(PFedVMP(SGD(0.1), xi1=50.0), rounds=1)
+    average = tree.mean(sim.state.clients, torch.tensor(laws.SIZES, dtype=torch.float32))
+    fedper = simulate(FedPer(SGD(0.1)), rounds=1)
+    assert sim.state.server.body.keys() == average.keys() - sim.task.head_names
+    for name, value in sim.state.server.body.items():
+        torch.testing.assert_close(value, average[name])
+        assert torch.equal(value, fedper.state.server[name])
+
+
+def test_without_pull_it_is_fedper():
+    ours, fedper = simulate(PFedVMP(SGD(0.1), xi1=0.0), rounds=3), simulate(FedPer(SGD(0.1)), rounds=3)
+    views = ours.views(3, LOOP)
+    for name, value in fedper.views(3, LOOP).items():
+        assert torch.equal(views[name], value)
+
+
+def test_one_step_descends_the_loss_plus_xi1_times_the_mean_squared_distance():
+    xi1, lr, task = 50.0, 0.01, laws._task(norm=False)
+    params, batches = task.init(), laws._batches(1).first(1)
+    body = {name: value for name, value in params.items() if name not in task.head_names}
+    down = Server(body, torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1.0, 0.0, 1.0]))
+    theta, _, _ = PFedVMP(SGD(lr), xi1=xi1).local_update(task, params, down, batches)
+    x, y = (part[batches.index[0, 0]] for part in (batches.x, batches.y))
+    assert {0, 1, 2} & set(y.tolist()) > {1}  # the class without a centroid, which adds nothing, and others
+
+    def eq9(params):
+        offset = (task.features(params, x) - down.centroid[y])[y != 1]
+        return torch.nn.functional.cross_entropy(task.logits(params, x), y) + xi1 * (offset**2).sum() / (len(y) * 8)
+
+    gradient = torch.func.grad(eq9)(params)
+    for name in params:
+        torch.testing.assert_close(theta[name], params[name] - lr * gradient[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_class_that_nobody_has_keeps_its_centroid(precision):
+    method, task = PFedVMP(precision=precision), laws._task()
+    params = task.init()
+    server = method.init_server(params, Population(4, 4, task))
+    server = server._replace(centroid=server.centroid + 7)
+    _, up, _ = method.local_update(
+        task, params, tree.rows(method.dispatch(server, torch.arange(1), None), 0), _no_zero()
+    )
+    server = method.aggregate(server, torch.arange(1), tree.stack([up]))
+    assert torch.equal(server.centroid[0], torch.full((8,), 7.0))
+    assert server.known.tolist() == [0, 1, 1]
+    assert not torch.allclose(server.centroid[1], torch.full((8,), 7.0))
+
+
+def _no_zero():
+    """The minibatches of the client that lacks class 0."""
+    batches = laws._batches(2)
+    assert 0 not in batches.y[batches.index].tolist()
+    return batches
+
+
+def test_bytes_are_those_of_the_rows_in_use():
+    full, plain = (simulate(PFedVMP(precision=kind), rounds=1) for kind in ("full", "none"))
+    rows = full.train(2, LOOP).bytes_up - plain.train(2, LOOP).bytes_up
+    each = 8 * 4 + 8  # 8 features and a class
+    assert rows % each == 0
+    assert 0 < rows // each < sum(laws.SIZES)  # there is room for 24 from each client
+
+
+def test_heads_are_never_sent_and_stay_with_the_client():
+    sim = simulate(PFedVMP(SGD(0.05)), rounds=2)
+    for name, rows in sim.views(2, LOOP).items():
+        assert all(torch.equal(rows[0], row) for row in rows) == (name not in sim.task.head_names), name
+    assert not sim.state.server.body.keys() & sim.task.head_names
+
+
+def test_a_larger_room_than_needed_changes_nothing():
+    method = PFedVMP(SGD(0.05), room=max(laws.SIZES))
+    ours, other = simulate(method, rounds=2), simulate(dataclasses.replace(method, room=100), rounds=2)
+    assert torch.equal(ours.state.server.centroid, other.state.server.centroid)
+
+
+def test_the_record_says_how_many_examples_had_no_room():
+    outcome = simulate(PFedVMP(SGD(0.05), room=15), rounds=1).train(2, LOOP)
+    assert outcome.info["left_out"].tolist() == [max(size - 15, 0) for size in laws.SIZES]
+
+
+def test_up_has_one_shape_for_all_sizes():
+    method, task = PFedVMP(room=16), laws._task()
+    params = task.init()
+    down = method.init_server(params, Population(4, 4, task))
+    ups = [method.local_update(task, params, down, laws._batches(i))[1] for i in range(4)]
+    assert all(isinstance(up.spread, Factor) and up.spread.rows.shape == (16, 8) for up in ups)

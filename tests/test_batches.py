@@ -1,0 +1,40 @@
+import torch
+
+from coterie.batches import Batch, Batches
+
+
+def batches() -> Batches:
+    """Two epochs of three steps, of which the last is padding; minibatches 10, 11 and then 13, 14."""
+    index = torch.tensor([[[10, 10], [11, 11], [0, 0]], [[13, 13], [14, 14], [0, 0]]])
+    mask = torch.tensor([[[1.0, 1], [1, 0], [0, 0]], [[1, 1], [1, 0], [0, 0]]])
+    return Batches(torch.zeros(20), torch.zeros(20), index, mask, torch.arange(6).reshape(2, 3), torch.tensor(3.0))
+
+
+def test_pairs_are_each_minibatch_and_the_next_one_of_the_same_client():
+    pairs = batches().pairs()
+    used = pairs.mask[0].any(-1)
+    assert used.tolist() == [True] * 4 + [False] * 2
+    assert pairs.index[0, used][:, [0, 2]].tolist() == [[10, 11], [11, 13], [13, 14], [14, 10]]
+    assert pairs.mask[0, 0].tolist() == [1, 1, 1, 0]
+    assert pairs.key[0, used].tolist() == [0, 1, 3, 4]
+
+
+def test_one_minibatch_is_paired_with_itself_and_none_stays_none():
+    one = batches().first(1).pairs()
+    assert one.index[0, 0].tolist() == [10, 10, 10, 10]
+    assert one.mask[0].any(-1).tolist() == [True] + [False] * 5
+    assert not batches().first(0).pairs().mask.any()
+    assert batches().epoch(0, 0).pairs().index.shape == (1, 0, 4)
+
+
+def test_first_counts_the_clients_own_minibatches():
+    used = batches().first(3).mask.any(-1)
+    assert used.tolist() == [[True, True, False], [True, False, False]]
+    torch.testing.assert_close(batches().first(9).mask, batches().mask)
+
+
+def test_halves():
+    first, second = Batch(torch.arange(4), torch.arange(4) + 4, torch.tensor([1, 1, 1, 0]), torch.tensor(7)).halves()
+    assert (first.x.tolist(), second.x.tolist()) == ([0, 1], [2, 3])
+    assert (first.y.tolist(), second.mask.tolist()) == ([4, 5], [1, 0])
+    assert first.key != second.key

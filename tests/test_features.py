@@ -1,0 +1,209 @@
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from coterie import features, tree
+from coterie.batches import Batch, Batches
+from coterie.features import NOBODY, Factor
+from coterie.task import Task
+
+CLASSES, DIM, ROOM, RTOL = 4, 6, 40, 1e-6
+# Examples of each class that each client has: absent, single, fewer and more than there are features.
+HAS = torch.tensor([[5, 1, 0, 0], [3, 12, 1, 0], [0, 4, 20, 0]])
+
+
+def task() -> Task:
+    """Features are the inputs themselves."""
+    return Task(nn.Sequential(nn.Identity(), nn.Linear(DIM, CLASSES)), num_classes=CLASSES)
+
+
+def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(client)
+    y = torch.repeat_interleave(torch.arange(CLASSES), HAS[client])
+    y = y[torch.randperm(len(y), generator=draw)]
+    mixing = torch.randn(DIM, DIM, generator=draw)
+    return torch.randn(len(y), DIM, generator=draw) @ mixing + y[:, None], y
+
+
+def batches(client: int, width: int = 4, steps: int = 8) -> Batches:
+    """One epoch in minibatches of 4; what is missing is masked and filled with the first example."""
+    x, y = data(client)
+    place = torch.arange(steps * width)
+    index = torch.where(place < len(y), place, 0).reshape(1, steps, width)
+    mask = (place < len(y)).float().reshape(1, steps, width)
+    key = torch.zeros(1, steps, dtype=torch.int64)
+    return Batches(x, y, index, mask, key, torch.tensor(float(len(y))))
+
+
+def dense(client: int, k: int) -> torch.Tensor:
+    """pinv(Sigma_kn), by the textbook."""
+    x, y = data(client)
+    z = x[y == k].double()
+    sigma = (z - z.mean(0)).T @ (z - z.mean(0)) / len(z)
+    return torch.linalg.pinv(sigma, rtol=RTOL, hermitian=True)
+
+
+def moments(pooled: bool = False) -> tuple[torch.Tensor, torch.Tensor, Factor]:
+    """All clients' messages, as the server sees them."""
+    model, params = task(), task().init()
+    each = [
+        (
+            *features.class_means(model, params, batches(n)),
+            features.precision_factor(model, params, batches(n), ROOM, RTOL, pooled),
+        )
+        for n in range(len(HAS))
+    ]
+    return tree.stack(each)
+
+
+def test_means_count_what_is_not_masked():
+    count, mean, _ = moments()
+    assert torch.equal(count, HAS.float())
+    for n in range(len(HAS)):
+        x, y = data(n)
+        for k in range(CLASSES):
+            expected = x[y == k].mean(0) if HAS[n, k] else torch.zeros(DIM)
+            torch.testing.assert_close(mean[n, k], expected)
+
+
+def test_rows_are_a_factor_of_the_pseudo_inverse():
+    _, _, factor = moments()
+    for n in range(len(HAS)):
+        for k in range(CLASSES):
+            rows = factor.rows[n][factor.owner[n] == k].double()
+            assert len(rows) == min(max(int(HAS[n, k]) - 1, 0), DIM)  # rank < Z, and never more than dim
+            if HAS[n, k]:
+                torch.testing.assert_close(rows.T @ rows, dense(n, k), rtol=1e-5, atol=1e-5)
+        unused = factor.owner[n] == NOBODY
+        assert not factor.rows[n][unused].any()
+
+
+def test_low_rank_product_equals_the_dense_product():
+    alpha = 0.7
+    count, mean, factor = moments()
+    found = features.product_of_gaussians(count, mean, factor, alpha)
+    for k in range(3):
+        holders = [n for n in range(len(HAS)) if HAS[n, k]]
+        precision = [dense(n, k) + alpha * torch.eye(DIM).double() for n in holders]
+        pull = sum(p @ mean[n, k].double() for p, n in zip(precision, holders, strict=True))
+        torch.testing.assert_close(found[k], torch.linalg.solve(sum(precision), pull).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_who_has_no_example_adds_nothing_and_who_has_one_adds_alpha():
+    count, mean, factor = moments()
+    base = features.product_of_gaussians(count, mean, factor, 2.0)
+    # Client 2 has none of class 0: whatever stands at its mean, and whether it is there at all.
+    elsewhere = mean.index_put((torch.tensor(2), torch.tensor(0)), torch.full((DIM,), 99.0))
+    assert torch.equal(features.product_of_gaussians(count, elsewhere, factor, 2.0)[0], base[0])
+    two = tree.rows((count, mean, factor), torch.tensor([0, 1]))
+    torch.testing.assert_close(features.product_of_gaussians(*two, 2.0)[0], base[0])
+    # Of class 2, client 1 has one example: Lambda = alpha I.
+    lam, eye = dense(2, 2), 2.0 * torch.eye(DIM).double()
+    expected = torch.linalg.solve(lam + 2 * eye, (lam + eye) @ mean[2, 2].double() + eye @ mean[1, 2].double())
+    torch.testing.assert_close(base[2], expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_pooled_is_one_covariance_within_classes():
+    count, mean, factor = moments(pooled=True)
+    precision = []
+    for n in range(len(HAS)):
+        x, y = data(n)
+        offset = (x - mean[n][y]).double()
+        precision.append(torch.linalg.pinv(offset.T @ offset / len(y), rtol=RTOL, hermitian=True))
+        rows = factor.rows[n].double()
+        torch.testing.assert_close(rows.T @ rows, precision[n], rtol=1e-4, atol=1e-4)
+    found = features.product_of_gaussians(count, mean, factor, 1.0, pooled=True)
+    lam = [precision[n] + torch.eye(DIM).double() for n in (0, 1)]  # the holders of class 0
+    expected = torch.linalg.solve(sum(lam), sum(p @ mean[n, 0].double() for n, p in enumerate(lam)))
+    torch.testing.assert_close(found[0], expected.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_diagonal_product_equals_the_dense_product_of_diagonals():
+    count, mean, _ = moments()
+    model, params = task(), task().init()
+    variance = torch.stack(
+        [features.class_variances(model, params, batches(n), count[n], mean[n]) for n in range(len(HAS))]
+    )
+    x, y = data(1)
+    torch.testing.assert_close(variance[1, 1], x[y == 1].var(0, correction=0))
+    assert not features.inverse_variances(variance, mean, RTOL)[1, 2].any()  # one example: pinv(0) = 0
+    found = features.product_of_diagonals(count, mean, features.inverse_variances(variance, mean, RTOL), 0.5)
+    weight = [1 / variance[n, 1] + 0.5 for n in (1, 2)] + [torch.full((DIM,), 0.5)]  # client 0 has one example
+    expected = sum(w * mean[n, 1] for w, n in zip(weight, (1, 2, 0), strict=True)) / sum(weight)
+    torch.testing.assert_close(found[1], expected)
+
+
+def test_examples_that_do_not_differ_have_no_spread():
+    """Three equal examples differ from their mean by rounding; its inverse must not become a precision."""
+    same = batches(0)
+    same = same._replace(x=torch.full_like(same.x, 0.1), y=torch.zeros_like(same.y))
+    model, params = task(), task().init()
+    factor = features.precision_factor(model, params, same, ROOM, RTOL)
+    assert bool((factor.owner == NOBODY).all())
+    count, mean = features.class_means(model, params, same)
+    variance = features.class_variances(model, params, same, count, mean)
+    assert not features.inverse_variances(variance, mean, RTOL).any()
+
+
+def test_rtol_cuts_small_eigenvalues():
+    model, params = task(), task().init()
+    few = features.precision_factor(model, params, batches(2), ROOM, 0.9)
+    assert [int((few.owner == k).sum()) for k in range(CLASSES)] == [0, 1, 1, 0]  # only the largest of each
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_stacked_clients_get_the_same_rows(pooled):
+    stacked = tree.stack([batches(n)._replace(x=torch.zeros(0), y=torch.zeros(0)) for n in range(3)])
+    xs = torch.cat([data(n)[0] for n in range(3)])
+    ys = torch.cat([data(n)[1] for n in range(3)])
+    start = torch.tensor([0, *HAS.sum(1).cumsum(0)[:-1].tolist()])
+    stacked = stacked._replace(x=xs, y=ys, index=stacked.index + start[:, None, None, None])
+    model, params = task(), task().init()
+
+    def one(own: Batches) -> Factor:
+        return features.precision_factor(model, params, own, ROOM, RTOL, pooled)
+
+    together = vmap(one, in_dims=(Batches(None, None, 0, 0, 0, 0),))(stacked)
+    for n in range(3):
+        alone = one(batches(n))
+        assert torch.equal(together.owner[n], alone.owner)
+        torch.testing.assert_close(together.rows[n], alone.rows)
+
+
+def test_a_client_with_more_examples_than_room_uses_the_last_ones():
+    model, params = task(), task().init()
+    x, y = data(2)
+    room = 10
+    factor = features.precision_factor(model, params, batches(2), room, RTOL)
+    z = x[-room:][y[-room:] == 2].double()
+    sigma = (z - z.mean(0)).T @ (z - z.mean(0)) / len(z)
+    rows = factor.rows[factor.owner == 2].double()
+    torch.testing.assert_close(rows.T @ rows, torch.linalg.pinv(sigma, rtol=RTOL, hermitian=True), rtol=1e-4, atol=1e-4)
+
+
+def test_used_bytes_leave_out_what_is_empty():
+    count, mean, factor = moments()
+    present = int((HAS > 0).sum())
+    ranks = int((HAS - 1).clamp(0, DIM).sum())
+    # Counts of every class, means of those present (float32), and rows with the class they belong to (int64).
+    expected = 4 * HAS.numel() + 4 * DIM * present + (4 * DIM + 8) * ranks
+    assert features.used_bytes(count, mean, factor) == expected
+    assert features.used_bytes(count, mean, ()) == expected - (4 * DIM + 8) * ranks
+
+
+def test_distance_is_the_mean_over_examples_and_features():
+    z = torch.tensor([[1.0, 3.0], [2.0, 2.0], [9.0, 9.0]])
+    batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 0]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor(0))
+    centroid, strength = torch.tensor([[0.0, 1.0], [5.0, 5.0]]), torch.tensor(50.0)
+    one = features.centroid_distance(z, batch, (centroid, torch.tensor([1.0, 0.0]), strength))
+    assert float(one) == 50 * ((1 + 4) / 2 + 0) / 2  # class 1 has no centroid, the third example is masked
+    both = features.centroid_distance(z, batch, (centroid, torch.ones(2), strength))
+    assert float(both) == 50 * ((1 + 4) / 2 + (9 + 9) / 2) / 2
+    none = features.centroid_distance(z, batch, (centroid, torch.zeros(2), strength))
+    assert float(none) == 0
+
+
+def test_regression_has_no_classes():
+    with pytest.raises(ValueError, match="classification"):
+        features.sizes(Task(nn.Linear(2, 1), "regression"))
