@@ -9,7 +9,8 @@ from torch import nn
 
 import coterie
 from coterie.errors import CheckpointError, ConfigError
-from coterie.experiment.compare import Comparison, prepare_trials
+from coterie.experiment.compare import prepare_trials
+from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import read_toml
 from coterie.local import SGD
 from coterie.methods import FedMAP, FedProx
