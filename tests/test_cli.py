@@ -233,7 +233,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
         (["--model", "nope"], "there is no model 'nope'"),
         (["--data", "digit"], "there is no data set 'digit' (did you mean 'digits'?)"),
         (["--local-steps", "3", "--local-epochs", "2"], "give local_epochs or local_steps, not both"),
-        (["--data", "digits", "--clients-per-round", "99"], "there are only 10 clients"),
+        (["--data", "digits", "--clients-per-round", "99"], "there are 10 clients"),
         (["--data", "digits", "--select", "rmse"], "a classification has balanced_accuracy, accuracy, loss"),
         (["--optimizer", "sdg"], "there is no optimizer 'sdg' (did you mean 'sgd'?)"),
         (["--momentum", "0.9"], "optimizer adam has no 'momentum'"),

@@ -7,7 +7,8 @@ from coterie.experiment.compare import compare
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.load import load
 from coterie.experiment.result import Result
-from coterie.experiment.run import prepare, resume, run
+from coterie.experiment.run import resume, run
+from coterie.experiment.setup import prepare
 from coterie.local import SGD, Adam, AdamW
 from coterie.method import Method
 from coterie.methods import METHODS

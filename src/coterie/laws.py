@@ -37,7 +37,8 @@ from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan, draw
 from coterie.engine import Engine
 from coterie.engine.workers import can_fork
-from coterie.experiment.run import prepare, run_setup
+from coterie.experiment.run import run_setup
+from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
 from coterie.hyper import AnyMethod, Hyper, hyper_parameters
 from coterie.method import Population

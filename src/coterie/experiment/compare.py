@@ -18,7 +18,8 @@ from coterie.experiment import files
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
 from coterie.experiment.folder import safe_name
-from coterie.experiment.run import Data, Model, Progress, Setup, Silent, prepare, run_setup, sort_settings
+from coterie.experiment.run import Progress, Silent, run_setup
+from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
