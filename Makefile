@@ -10,10 +10,10 @@ demo: $(STAMP)
 	$(BIN)/coterie run
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-all: lint
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples

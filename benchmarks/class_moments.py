@@ -128,7 +128,8 @@ def dense(z: Tensor) -> Tensor:
     """Lambda of eq. 11 in float64, as it would be sent (float32)."""
     offset = z.double() - z.double().mean(0)
     inverse = torch.linalg.pinv(offset.T @ offset / len(z), rtol=RTOL, hermitian=True)
-    return (inverse + ALPHA * torch.eye(z.shape[1], dtype=torch.float64)).float()
+    precision: Tensor = inverse + ALPHA * torch.eye(z.shape[1], dtype=torch.float64)
+    return precision.float()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ from coterie.data.federation import Split
 from coterie.engine import Engine
 from coterie.engine.engine import cores
 from coterie.engine.workers import can_fork
-from coterie.experiment.run import Setup, Silent, _engine
+from coterie.experiment.run import Silent, _engine
+from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 from coterie.models import Factory, cnn, mlp
 from coterie.tree import Params

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -17,8 +18,9 @@ import coterie
 from coterie.cli import app
 from coterie.cli.asked import _over
 from coterie.cli.progress import Bars, Lines
-from coterie.cli.tables import amount, shown, verdict
-from coterie.data import SOURCES
+from coterie.cli.tables import amount, print_comparison, shown, verdict
+from coterie.data import SOURCES, Source, from_clients
+from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml
 from coterie.local import OPTIMIZERS
 from coterie.methods import METHODS, FedAvg
@@ -197,7 +199,8 @@ def test_a_method_of_ones_own_has_flags_too():
 
 def test_everything_wrong_is_told_at_once_before_anything_trains():
     Path("bad.toml").write_text(
-        'method = "fedmap"\nrounds = 0\nbatchsize = 3\ndata = 5\n[hyper]\nsigma = 3\n[optimizer]\nname = "adam"\nlr = -1\n'
+        'method = "fedmap"\nrounds = 0\nbatchsize = 3\ndata = 5\n'
+        '[hyper]\nsigma = 3\n[optimizer]\nname = "adam"\nlr = -1\n'
     )
     words = ("--engine", "fast", "--roundz", "3", "--mu", "2", "--validation", "0.9", "--memory=lots", "--likelihood")
     result = cli("run", "bad.toml", *words)
@@ -230,7 +233,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
         (["--model", "nope"], "there is no model 'nope'"),
         (["--data", "digit"], "there is no data set 'digit' (did you mean 'digits'?)"),
         (["--local-steps", "3", "--local-epochs", "2"], "give local_epochs or local_steps, not both"),
-        (["--data", "digits", "--clients-per-round", "99"], "there are only 10 clients"),
+        (["--data", "digits", "--clients-per-round", "99"], "there are 10 clients"),
         (["--data", "digits", "--select", "rmse"], "a classification has balanced_accuracy, accuracy, loss"),
         (["--optimizer", "sdg"], "there is no optimizer 'sdg' (did you mean 'sgd'?)"),
         (["--momentum", "0.9"], "optimizer adam has no 'momentum'"),
@@ -270,17 +273,35 @@ def test_folders_that_cannot_be_used(finished):
         assert result.stderr.strip() == f"'{path}' is not a run folder: it has no config.toml"
 
 
+def regression(name, seed, validation, test):
+    xs = [torch.linspace(-1, 1, 20 + i)[:, None] for i in range(2)]
+    return from_clients([(x, 3 * x) for x in xs], name=name, validation=validation, test=test, seed=seed)
+
+
+def test_a_regression_has_other_metrics_and_no_bmta(monkeypatch):
+    monkeypatch.setitem(SOURCES, "line", Source(regression, "a line", {"optimizer": {"name": "sgd", "lr": 0.1}}))
+    words = ("run", "--data", "line", "--model", "linear", "--rounds", "1", "--out", "run", *HOW)
+    result = cli(*words, "--bmta")
+    assert result.exit_code == 2
+    assert "--bmta is an accuracy, but line is a regression" in result.stderr
+    assert not Path("run").exists()
+    result = cli(*words)
+    assert result.output.count("Test rmse") == 1
+    assert "points" not in result.output
+    assert "(rmse)" in result.output or "makes no difference" in result.output
+
+
 # Stop and go on
 
 
 def test_ctrl_c_leaves_a_run_to_go_on_with():
-    Path("my.toml").write_text('data = "digits"\nrounds = 40\nlocal_steps = 1\n')
+    Path("my.toml").write_text('data = "digits"\nrounds = 15\nlocal_steps = 1\n')
     words = [sys.executable, "-m", "coterie", "run", "my.toml", "--no-reference", "--out", "a run", *HOW]
     source = str(Path(coterie.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": source + os.pathsep + os.environ.get("PYTHONPATH", "")}
     process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in process.stdout:
-        if " round 2/40 " in line:
+        if " round 2/15 " in line:
             process.send_signal(signal.SIGINT)
             break
     _, told = process.communicate(timeout=60)
@@ -288,12 +309,12 @@ def test_ctrl_c_leaves_a_run_to_go_on_with():
     assert told.strip() == "Stopped. Go on with: coterie resume 'a run'"
     done = [json.loads(line)["round"] for line in Path("a run/rounds.jsonl").read_text().splitlines()]
     assert done == list(range(1, len(done) + 1))
-    assert 2 <= len(done) < 40
+    assert 2 <= len(done) < 15
     result = cli("resume", "a run")
     assert result.exit_code == 0
-    assert f"fedmap: going on after round {len(done)} of 40" in result.output
+    assert f"fedmap: going on after round {len(done)} of 15" in result.output
     rounds = [json.loads(line)["round"] for line in Path("a run/rounds.jsonl").read_text().splitlines()]
-    assert rounds == list(range(1, 41))
+    assert rounds == list(range(1, 16))
 
 
 def test_ctrl_c_before_the_run_says_that_nothing_was_written(monkeypatch):
@@ -449,3 +470,14 @@ def _interrupted(bars):
 def test_optimizers_are_complete():
     told = cli("methods", "local").output
     assert all(name in told for name in OPTIMIZERS)
+
+
+def test_a_table_in_a_file_is_as_wide_as_it_needs_to_be():
+    names = tuple(f"a-method-{i:02d}" for i in range(12))
+    rows = [{"method": name, "seed": 0, "client": "[bold]", "train": 9, "test_rmse": 0.5} for name in names]
+    text = io.StringIO()
+    print_comparison(Console(file=text, width=80, markup=False), Comparison("rmse", names, (0,), rows), quiet=True)
+    lines = text.getvalue().splitlines()
+    assert lines[0].startswith("Test rmse, seed 0")
+    assert all(name in lines[2] for name in names)
+    assert "[bold]" in lines[4]

@@ -3,10 +3,12 @@
 from coterie import tree
 from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
-from coterie.experiment.compare import Comparison, compare
+from coterie.experiment.compare import compare
+from coterie.experiment.comparison import Comparison
 from coterie.experiment.load import load
 from coterie.experiment.result import Result
-from coterie.experiment.run import prepare, resume, run
+from coterie.experiment.run import resume, run
+from coterie.experiment.setup import prepare
 from coterie.local import SGD, Adam, AdamW
 from coterie.method import Method
 from coterie.methods import METHODS

@@ -38,7 +38,8 @@ from coterie.data.minibatches import Plan, draw
 from coterie.engine import Engine, Place, make_peers
 from coterie.engine.workers import can_fork
 from coterie.errors import CoterieWarning
-from coterie.experiment.run import prepare, run_setup
+from coterie.experiment.run import run_setup
+from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
 from coterie.hyper import AnyMethod, Hyper, hyper_parameters
 from coterie.method import Population

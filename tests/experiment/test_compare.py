@@ -9,7 +9,8 @@ from torch import nn
 
 import coterie
 from coterie.errors import CheckpointError, ConfigError
-from coterie.experiment.compare import Comparison, prepare_trials
+from coterie.experiment.compare import prepare_trials
+from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import read_toml
 from coterie.local import SGD
 from coterie.methods import FedMAP, FedProx
@@ -200,7 +201,7 @@ def test_all_errors_at_once():
         ((FedProx(),), 1, {"lr": 0.3}, "none has a setting 'lr'"),
         (("fedavg",), 1, {"method": "fedmap"}, "none has a setting 'method'"),
         (("fedavg",), 1, {"hyper": 3}, "none has a setting 'hyper'"),
-        (("fedavg",), 1, {"clients_per_round": 9}, "there are only 3 clients"),
+        (("fedavg",), 1, {"clients_per_round": 9}, "there are 3 clients"),
     ],
 )
 def test_bad_comparisons_are_told_in_words(methods, seeds, settings, words):

@@ -8,19 +8,16 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.compare import compare
-from coterie.cli.data import data
+from coterie.cli import compare, data, methods, reproduce, resume, run
 from coterie.cli.flags import TAKES_MORE, USAGE
-from coterie.cli.methods import methods
-from coterie.cli.resume import resume
-from coterie.cli.run import run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run)
-app.command()(resume)
-app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare)
-app.command()(methods)
-app.command()(data)
+app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run.run)
+app.command()(resume.resume)
+app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
+app.command()(methods.methods)
+app.command()(data.data)
+app.command()(reproduce.reproduce)
 
 
 def _version(asked: bool) -> None:

@@ -16,7 +16,8 @@ from coterie.cli.progress import watch
 from coterie.cli.tables import print_result
 from coterie.errors import ConfigError
 from coterie.experiment.config import Config, default_out
-from coterie.experiment.run import Setup, prepare, run_setup
+from coterie.experiment.run import run_setup
+from coterie.experiment.setup import Setup, prepare
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the final table only")]
 Bmta = Annotated[

@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from coterie.cli.console import say
+from coterie.cli.console import say, show
 from coterie.evaluation import BETTER
-from coterie.experiment.compare import Comparison
+from coterie.experiment.comparison import Comparison
 from coterie.experiment.result import Result
 
 PERCENT = ("accuracy", "balanced_accuracy")
 
 
 def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -> None:
-    console.print(result_table(result))
+    show(console, result_table(result))
     if not quiet:
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
         by = f"mean validation {words_of(result.metric)}"
@@ -65,8 +65,8 @@ def verdict(result: Result) -> str:
 
 
 def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -> None:
-    console.print(client_table(comparison))
-    console.print(method_table(comparison))
+    show(console, client_table(comparison))
+    show(console, method_table(comparison))
     if not quiet:
         say(console, compared(comparison))
         if comparison.path:
@@ -76,10 +76,10 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -
 def client_table(comparison: Comparison) -> Table:
     """One line a client, one column a method; means over seeds."""
     table = _table(_title(comparison), "client", "train", *comparison.methods)
-    columns = [comparison.per_client(method) for method in comparison.methods]
+    sizes, columns = comparison.train_sizes, [comparison.per_client(method) for method in comparison.methods]
     for i, client in enumerate(comparison.clients):
         values = [shown(comparison.metric, float(column[i])) for column in columns]
-        table.add_row(client, f"{comparison.train_sizes[i]:.0f}", *values)
+        table.add_row(client, f"{sizes[i]:.0f}", *values)
     return table
 
 

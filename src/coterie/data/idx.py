@@ -56,9 +56,13 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"'{path}' is damaged or not a gzip file ({error}): copy it again") from error
     if data[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(f"'{path}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes are wrong")
+        raise DataError(
+            f"'{path}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes are wrong"
+        )
     shape = np.frombuffer(data, ">u4", dimensions, offset=4)
     start = 4 + 4 * dimensions
     if len(data) - start != int(np.prod(shape, dtype=np.int64)):
-        raise DataError(f"'{path}' says it holds {tuple(map(int, shape))} but has {len(data) - start} bytes: copy it again")
+        raise DataError(
+            f"'{path}' says it holds {tuple(map(int, shape))} but has {len(data) - start} bytes: copy it again"
+        )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -1,15 +1,15 @@
 """pFedBreD's federations of MNIST and Fashion-MNIST (its section 6; the recipe is that of the authors' generator).
 
 The official training and test images are pooled. User u of 100 has the labels (u + j) mod 10 for its slots j: three on
-MNIST, two on Fashion-MNIST. Each slot first gets 10 images, and then int(p) U{1..10} + U{10..200} more unless that would
-use up the class, with
+MNIST, two on Fashion-MNIST. Each slot first gets 10 images, and then int(p) U{1..10} + U{10..200} more unless that
+would use up the class, with
 
     p = (n_l - 1000) LogNormal(0, 2)[l, u // 10, j] / sum over (user, slot) of LogNormal[l]
 
 where n_l is the size of the class. A quarter of each user's images is for testing. MNIST is scaled pixel by pixel,
 (x - mean) / (sd + 0.001), Fashion-MNIST by one mean and one standard deviation, both over the pool.
 
-The authors' MNIST generator labels the first 30 images of each user by the slot (0, 1, 2) instead of by the digit, which
+The authors' MNIST generator labels the first 30 images of each user by the slot (0, 1, 2) instead of by the digit. That
 is wrong for 90 of 100 users, and is what the paper's numbers come from. `slot_labels` keeps that.
 """
 
@@ -42,7 +42,9 @@ def pfedbred(
         chosen.append(own)
         labels.append(given)
         start += len(own)
-    return Federation(name, torch.from_numpy(x[np.concatenate(chosen)]), torch.from_numpy(np.concatenate(labels)), splits, 10)
+    return Federation(
+        name, torch.from_numpy(x[np.concatenate(chosen)]), torch.from_numpy(np.concatenate(labels)), splits, 10
+    )
 
 
 def deal(digits: np.ndarray, slots: int, seed: int, slot_labels: bool) -> list[tuple[np.ndarray, np.ndarray]]:

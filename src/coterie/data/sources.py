@@ -81,7 +81,9 @@ SOURCES: dict[str, Source] = {
     "synthetic-quantity-skew": Source(_quantity, "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples", _FEDMAP),
     "synthetic-label-skew": Source(_label, "FedMAP's label skew: 5 clients balanced, 5 with 85 % of class 0", _FEDMAP),
     "pfedbred-mnist": Source(
-        _pfedbred_mnist, "pFedBreD's MNIST: 100 users of 3 digits, with the wrong labels of the authors' data", _PFEDBRED
+        _pfedbred_mnist,
+        "pFedBreD's MNIST: 100 users of 3 digits, with the wrong labels of the authors' data",
+        _PFEDBRED,
     ),
     "pfedbred-mnist-clean": Source(_pfedbred_mnist_clean, "pFedBreD's MNIST with right labels", _PFEDBRED),
     "pfedbred-fmnist": Source(_pfedbred_fmnist, "pFedBreD's Fashion-MNIST: 100 users of 2 classes", _PFEDBRED),

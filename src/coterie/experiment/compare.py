@@ -13,88 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from coterie.errors import CheckpointError, ConfigError
-from coterie.evaluation import BETTER
 from coterie.experiment import files
+from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
-from coterie.experiment.folder import FORMAT, safe_name
-from coterie.experiment.run import Data, Model, Progress, Setup, Silent, prepare, run_setup, sort_settings
+from coterie.experiment.folder import safe_name
+from coterie.experiment.run import Progress, Silent, run_setup
+from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
-Array = NDArray[np.float64]
 ANYHOW = ("engine", "compile", "workers", "memory", "checkpoint_every")  # do not change what a run computes
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """`rows` are plain: one for each method, seed and client, at the round that validation selected."""
-
-    metric: str
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    rows: list[dict[str, Any]]
-    path: Path | None = None
-
-    @property
-    def clients(self) -> list[str]:
-        return list(dict.fromkeys(row["client"] for row in self.rows))
-
-    @property
-    def train_sizes(self) -> Array:
-        """[clients]: training examples, on average over the seeds."""
-        sizes: Array = self._table(self.methods[0], "train").mean(0)
-        return sizes
-
-    @property
-    def has_local(self) -> bool:
-        return "local" in self.methods
-
-    def scores(self, method: str) -> Array:
-        """[seeds, clients]: the test metric."""
-        return self._table(method, f"test_{self.metric}")
-
-    def means(self, method: str) -> Array:
-        """[seeds]: the average over clients, each counting alike."""
-        means: Array = self.scores(method).mean(1)
-        return means
-
-    def mean(self, method: str) -> float:
-        return float(self.means(method).mean())
-
-    def std(self, method: str) -> float:
-        """Over the seeds, with n - 1 in the denominator; NaN for one seed."""
-        return float(self.means(method).std(ddof=1)) if len(self.seeds) > 1 else float("nan")
-
-    def per_client(self, method: str) -> Array:
-        """[clients]: the average over seeds."""
-        means: Array = self.scores(method).mean(0)
-        return means
-
-    def gains(self, method: str) -> Array:
-        """[seeds]: how much better than local training (positive is better), on average over clients."""
-        return self._sign * (self.means(method) - self.means("local"))
-
-    def client_gains(self, method: str) -> Array:
-        """[clients]: the same on average over seeds."""
-        return self._sign * (self.per_client(method) - self.per_client("local"))
-
-    def best(self, among: Sequence[str] | None = None) -> str:
-        return max(among or self.methods, key=lambda method: self._sign * self.mean(method))
-
-    @property
-    def _sign(self) -> int:
-        return 1 if BETTER[self.metric] is max else -1
-
-    def _table(self, method: str, column: str) -> Array:
-        if method not in self.methods:
-            raise ConfigError([f"'{method}' was not compared; there are {', '.join(self.methods)}"])
-        found = {(row["seed"], row["client"]): row[column] for row in self.rows if row["method"] == method}
-        return np.array([[found[seed, client] for client in self.clients] for seed in self.seeds], dtype=float)
 
 
 @dataclass(frozen=True)
@@ -181,25 +111,8 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
             rows += [{"method": label, "seed": seed, **row} for row in found]
     comparison = Comparison(trials.first.metric, tuple(trials.methods), trials.seeds, rows, out)
     if out:
-        files.write_json(out / "comparison.json", summary(comparison))
+        files.write_json(out / "comparison.json", comparison.summary())
     return comparison
-
-
-def summary(comparison: Comparison) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    for method in comparison.methods:
-        means = comparison.means(method)
-        std = comparison.std(method) if len(comparison.seeds) > 1 else None  # JSON has no NaN
-        told[method] = {"mean": comparison.mean(method), "std": std, "seeds": means.tolist()}
-        if comparison.has_local:
-            told[method]["gain_over_local"] = comparison.gains(method).tolist()
-    return {
-        "format": FORMAT,
-        "metric": f"test_{comparison.metric}",
-        "seeds": list(comparison.seeds),
-        "methods": told,
-        "rows": comparison.rows,
-    }
 
 
 @dataclass(frozen=True)

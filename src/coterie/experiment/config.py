@@ -32,6 +32,7 @@ class Config(BaseModel):
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
     data: str = Field("synthetic-label-skew", description="which data set; `coterie data` lists them")
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
+    head: str | None = Field(None, description="the model's layer that is its head; by default its last linear one")
     rounds: int = Field(20, ge=1, description="communication rounds")
     local_epochs: int = Field(1, ge=1, description="passes of each client over its data a round")
     local_steps: int | None = Field(None, ge=1, description="minibatches a client and round, instead of local_epochs")

@@ -14,7 +14,7 @@ from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.experiment import files
 from coterie.experiment.folder import FORMAT, safe_name
 from coterie.experiment.result import as_module
-from coterie.experiment.run import Model
+from coterie.experiment.setup import Model
 from coterie.hyper import AnyMethod, build, find_method, suggest
 from coterie.method import Population
 from coterie.models import find_model

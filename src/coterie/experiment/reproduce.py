@@ -1,13 +1,12 @@
 """The papers' tables that can be run here: paper and measured side by side, with the number of seeds.
 
-Every entry is an ordinary run, in a folder of its own, so that a table that was stopped goes on where it was. Two numbers
-are measured: by the paper's own protocol (named in the table), and on test data at the round that validation selected.
+Every entry is an ordinary run, in a folder of its own, so that a table that was stopped goes on where it was. Two
+numbers are measured: by the paper's own protocol (named in the table), and on test data at the round that validation selected.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from coterie.errors import ConfigError
-from coterie.experiment.files import write_text
+from coterie.experiment.files import read_json, write_json, write_text
 from coterie.experiment.result import Result
 from coterie.experiment.run import Progress, Silent, run_setup
 from coterie.experiment.setup import prepare
 from coterie.hyper import suggest
 
-Score = Callable[[Result, str], tuple[float, float]]  # (result, "" or "global_") -> (paper's protocol, ours), in percent
+Score = Callable[
+    [Result, str], tuple[float, float]
+]  # (result, "" or "global_") -> (paper's protocol, ours), in percent
 
 
 @dataclass(frozen=True)
@@ -166,26 +167,28 @@ def _scores(
 ) -> tuple[float, float]:
     done = folder / "scores.json"
     if done.exists():
-        return tuple(json.loads(done.read_text()))  # type: ignore[return-value]
+        by_paper, by_us = read_json(done)
+        return by_paper, by_us
     settings = {**table.settings, **entry.settings, "seed": seed, "reference": False}
     if rounds is not None:
         settings["rounds"] = rounds
     setup = prepare(entry.method, table.data, **settings)
     begun = (folder / "config.toml").exists()
     scores = table.score(run_setup(setup, folder, progress=progress, resuming=begun), entry.which)
-    write_text(done, json.dumps(scores))
+    write_json(done, scores)
     return scores
 
 
 def markdown(name: str, rows: list[Row]) -> str:
     table = find_table(name)
     number = len(rows[0].protocol)
+    today = datetime.date.today().isoformat()
     lines = [
         f"### {table.title}",
         "",
-        f"`coterie reproduce {name}`, {number} seed{'s' * (number != 1)}, {datetime.date.today().isoformat()}. {table.note}",
+        f"`coterie reproduce {name}`, {number} seed{'s' * (number != 1)}, {today}. {table.note}",
         "",
-        f"| method | paper | measured ({table.protocol}) | difference | measured (test at the round validation selects) |",
+        f"| method | paper | {table.protocol} | difference | test at the round that validation selects |",
         "|---|---|---|---|---|",
     ]
     for row in rows:

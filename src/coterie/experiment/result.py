@@ -39,7 +39,7 @@ class Result:
 
     def mean(self, metric: str | None = None, split: str = "test") -> float:
         """The average over clients, each counting alike, at the selected round."""
-        return float(np.mean([row[f"{split}_{metric or self.metric}"] for row in self.clients]))
+        return float(np.nanmean([row[f"{split}_{metric or self.metric}"] for row in self.clients]))
 
     def gains(self, metric: str | None = None) -> np.ndarray:
         """[clients]: how much better than training alone (positive is better), at the selected rounds of both."""

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import nn
 
-from coterie import rng, tree
-from coterie.data import Federation, from_clients, load
-from coterie.engine import Choice, Engine, Peers, choose, chunk_size, make_peers
+from coterie import tree
+from coterie.data import SOURCES, Federation
+from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.evaluation import BETTER
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment import files
-from coterie.experiment.config import TABLES, Config, flags, parse_bytes, read_toml, resolve, to_toml
+from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
+from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.simulation import Simulation, State
-from coterie.hyper import AnyMethod, name_of, values_of
-from coterie.models import find_model
-from coterie.task import Task, make_task
-
-Data = str | Federation | Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
-Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+from coterie.hyper import AnyMethod
 
 
 class Progress(Protocol):
@@ -47,31 +40,11 @@ class Silent:
     def stop(self) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """All that a run needs, checked and built before anything trains."""
-
-    config: Config
-    method: AnyMethod
-    federation: Federation
-    task: Task
-    metric: str
-    peers: Peers | None = None  # None: a server
-
-    def with_method(self, method: AnyMethod) -> Setup:
-        """The same splits, model and schedule with another method."""
-        settings = {"method": name_of(method), "hyper": values_of(method)}
-        settings["optimizer"] = _optimizer_values(method) or self.config.optimizer
-        config = self.config.model_copy(update=settings)
-        return dataclasses.replace(self, config=config, method=method)
-
-
 def run(
     method: str | AnyMethod = "fedmap",
     data: Data = "synthetic-label-skew",
     *,
     model: Model | None = None,
-    head: str | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
     **settings: Any,
@@ -82,53 +55,8 @@ def run(
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
     pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
     """
-    setup = prepare(method, data, model=model, head=head, **settings)
+    setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)
-
-
-def prepare(
-    method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
-    *,
-    model: Model | None = None,
-    head: str | None = None,
-    **settings: Any,
-) -> Setup:
-    """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
-    values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
-    own_data, own_model = not isinstance(data, str), model is not None and not isinstance(model, str)
-    values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
-    values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
-    values["method"] = method if isinstance(method, str) else "fedavg"
-    if not isinstance(method, str) and any(values.get(table) for table in TABLES):
-        given = [key for table in TABLES for key in values.get(table, {})]
-        raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
-    config, built = resolve(values, own_data=own_data, own_model=own_model)
-    if not isinstance(method, str):
-        built = method
-        config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
-    federation = _federation(config, data)
-    if config.participants(len(federation.names)) > len(federation.names):
-        raise ConfigError(
-            [f"clients_per_round = {config.clients_per_round}, but there are only {len(federation.names)} clients"]
-        )
-    peers = make_peers(config.topology, federation.names, config.seed)
-    if peers is not None and not built.peer_to_peer:
-        raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-    names = METRICS[federation.kind]
-    metric = config.select or names[0]
-    if metric not in names:
-        raise ConfigError([f"select = '{metric}': a {federation.kind} has {', '.join(names)}"])
-    chosen = model if own_model else config.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
-        module = _module(chosen, federation)
-    try:
-        task = make_task(module, federation.kind, federation.num_classes, federation.x, head=head)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
-    resolved = {"hyper": values_of(built), "optimizer": _optimizer_values(built) or config.optimizer}
-    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers)
 
 
 def run_setup(
@@ -165,31 +93,14 @@ def resume(
     """
     path = Path(path)
     values = _read_config(path)
-    given = {"data": data, "model": model}
-    for key, value in given.items():
-        if values[key] == f"own-{key}" and value is None:
+    named = {"data": values["data"] in SOURCES, "model": values["model"] != "own-model"}
+    for key, value in {"data": data, "model": model}.items():
+        if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
         if value is not None:
             values[key] = value
     setup = prepare(**values)
     return run_setup(setup, path, progress=progress, resuming=True)
-
-
-def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `Config` stay; hyper-parameters of the method and of the optimisers go to their tables."""
-    tables = {flag[2:].replace("-", "_"): place for flag, place in flags(method).items()}
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        if value is None:
-            continue
-        if key in TABLES and isinstance(value, Mapping):
-            values[key] = {**values.get(key, {}), **value}
-        elif key in tables:
-            table, name = tables[key]
-            values[table] = {**values.get(table, {}), name: value}
-        else:
-            values[key] = value
-    return values
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -347,7 +258,7 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             "model": config.model,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
-            "outputs": _outputs(federation),
+            "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
             "population": [len(result.clients), config.participants(len(result.clients))],
             "data": config.data,
@@ -377,39 +288,8 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     """Strictly better, so that ties go to the earlier round."""
-    ours, theirs = (float(np.mean(record["validation"][metric])) for record in (new, old))
+    ours, theirs = (float(np.nanmean(record["validation"][metric])) for record in (new, old))
     return (BETTER[metric] is max and ours > theirs) or (BETTER[metric] is min and ours < theirs)
-
-
-def _federation(config: Config, data: Data) -> Federation:
-    if isinstance(data, Federation):
-        return data
-    if isinstance(data, str):
-        return load(data, config.seed, config.validation, config.test)
-    return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
-
-
-def _module(model: Any, federation: Federation) -> nn.Module:
-    if isinstance(model, nn.Module):
-        return model
-    shape = tuple(federation.x.shape[1:])
-    factory = find_model(model) if isinstance(model, str) else model
-    try:
-        module = factory(shape, _outputs(federation))
-    except Exception as error:
-        raise ConfigError([f"model '{model}' cannot be built for inputs of shape {shape}: {error}"]) from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
-    return module
-
-
-def _outputs(federation: Federation) -> int:
-    return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
-
-
-def _optimizer_values(method: AnyMethod) -> dict[str, Any]:
-    optimizer = getattr(method, "optimizer", None)
-    return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}
 
 
 def _local_like(method: AnyMethod) -> AnyMethod:

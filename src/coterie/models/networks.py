@@ -21,9 +21,7 @@ def linear(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def dnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """pFedBreD's DNN: in-100-out with leaky ReLU."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), 100), nn.LeakyReLU(0.1), nn.Linear(100, outputs)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 100), nn.LeakyReLU(0.1), nn.Linear(100, outputs))
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -1,0 +1,146 @@
+"""Setting up: everything a run needs is resolved, checked and built before anything trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from coterie import rng
+from coterie.data import Federation, from_clients, load
+from coterie.engine import Peers, make_peers
+from coterie.errors import ConfigError
+from coterie.evaluation.metrics import METRICS
+from coterie.experiment.config import TABLES, Config, flags, resolve
+from coterie.hyper import AnyMethod, name_of, values_of
+from coterie.models import find_model
+from coterie.task import Task, make_task
+
+Data = str | Federation | Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
+Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """All that a run needs, checked and built before anything trains."""
+
+    config: Config
+    method: AnyMethod
+    federation: Federation
+    task: Task
+    metric: str
+    peers: Peers | None = None  # None: a server
+
+    def with_method(self, method: AnyMethod) -> Setup:
+        """The same splits, model and schedule with another method."""
+        settings = {"method": name_of(method), "hyper": values_of(method)}
+        settings["optimizer"] = optimizer_values(method) or self.config.optimizer
+        config = self.config.model_copy(update=settings)
+        return dataclasses.replace(self, config=config, method=method)
+
+
+def prepare(
+    method: str | AnyMethod = "fedmap",
+    data: Data = "synthetic-label-skew",
+    *,
+    model: Model | None = None,
+    **settings: Any,
+) -> Setup:
+    """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
+    values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
+    own_data, own_model = not isinstance(data, str), model is not None and not isinstance(model, str)
+    values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
+    values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
+    values["method"] = method if isinstance(method, str) else "fedavg"
+    if not isinstance(method, str) and any(values.get(table) for table in TABLES):
+        given = [key for table in TABLES for key in values.get(table, {})]
+        raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
+    config, built = resolve(values, own_data=own_data, own_model=own_model)
+    if not isinstance(method, str):
+        built = method
+        config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
+    federation = _federation(config, data)
+    task, metric = _task_and_metric(config, federation, config.model if model is None else model)
+    peers = make_peers(config.topology, federation.names, config.seed)
+    if peers is not None and not built.peer_to_peer:
+        raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
+    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
+    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers)
+
+
+def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
+    """What can only be checked with the data at hand, all of it at once."""
+    problems = []
+    if config.participants(len(federation.names)) > len(federation.names):
+        problems.append(
+            f"clients_per_round = {config.clients_per_round}, but there are {len(federation.names)} clients"
+        )
+    names = METRICS[federation.kind]
+    metric = config.select or names[0]
+    if metric not in names:
+        problems.append(f"select = '{metric}': a {federation.kind} has {', '.join(names)}")
+    task = None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
+            module = _module(model, federation)
+        task = make_task(module, federation.kind, federation.num_classes, federation.x, head=config.head)
+    except ConfigError as error:
+        problems += error.problems
+    except ValueError as error:
+        problems.append(str(error))
+    if task is None or problems:
+        raise ConfigError(problems)
+    return task, metric
+
+
+def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `Config` stay; hyper-parameters of the method and of the optimisers go to their tables."""
+    tables = {flag[2:].replace("-", "_"): place for flag, place in flags(method).items()}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if value is None:
+            continue
+        if key in TABLES and isinstance(value, Mapping):
+            values[key] = {**values.get(key, {}), **value}
+        elif key in tables:
+            table, name = tables[key]
+            values[table] = {**values.get(table, {}), name: value}
+        else:
+            values[key] = value
+    return values
+
+
+def _federation(config: Config, data: Data) -> Federation:
+    if isinstance(data, Federation):
+        return data
+    if isinstance(data, str):
+        return load(data, config.seed, config.validation, config.test)
+    return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
+
+
+def _module(model: Any, federation: Federation) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    shape = tuple(federation.x.shape[1:])
+    factory = find_model(model) if isinstance(model, str) else model
+    try:
+        module = factory(shape, num_outputs(federation))
+    except Exception as error:
+        raise ConfigError([f"model '{model}' cannot be built for inputs of shape {shape}: {error}"]) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
+    return module
+
+
+def num_outputs(federation: Federation) -> int:
+    return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
+
+
+def optimizer_values(method: AnyMethod) -> dict[str, Any]:
+    optimizer = getattr(method, "optimizer", None)
+    return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}
