@@ -12,9 +12,10 @@ What is done to keep it fair:
 - The data are random, of the right shape, and every client has the same number; both sides take the same number of
   gradient steps at the same learning rate (counted and printed). In the first, untimed round both are given the same
   minibatches in the same order and must end with the same average model.
-- Rounds alternate (ordinary, ours, ordinary, ours, ...) and the median of the ratios of neighbours counts, so that
-  other work on the machine hits both. Choosing and compiling come before, with an empty cache of compiled code, and are
-  shown apart; so is the size of the run that pays for them.
+- Rounds alternate (ordinary, ours, ordinary, ours, ...), so that other work on the machine hits both. It does not hit
+  both equally, though: threads that wait for each other at every operation suffer more. So the share of the machine
+  that others took is measured too (on Linux), and the median ratio over the quieter half of the pairs counts.
+- Choosing and compiling come before, with an empty cache of compiled code, and are shown apart.
 - Useful work is 6 x the multiply-adds of the network's linear and convolution layers, for each example: 2 operations
   each, once forward and twice backward. The machine's own rate is that of 1024 x 1024 float32 matrix products on all
   cores, timed between the rounds.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import math
 import os
 import resource
 import statistics
@@ -33,6 +35,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,12 +59,15 @@ from coterie.models import Factory, cnn, mlp
 from coterie.tree import Params
 
 LR = 0.01
+TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat, a second
+PAIRS = 12  # of rounds, at most
+SECONDS = 40.0  # for them, in one case; but three pairs at least
 Data = Iterable[Sequence[Tensor]]  # one client's minibatches (x, y)
 
 
 def perceptron(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """pFedBreD's deep network: 784-100-10 with leaky ReLU."""
-    return nn.Sequential(nn.Linear(*shape, 100), nn.LeakyReLU(0.1), nn.Linear(100, outputs))
+    return nn.Sequential(nn.Linear(math.prod(shape), 100), nn.LeakyReLU(0.1), nn.Linear(100, outputs))
 
 
 @dataclass(frozen=True)
@@ -74,17 +81,16 @@ class Case:
     steps: int  # a client's in an epoch: it has steps x batch examples
     epochs: int  # a round
     rounds: int  # of a whole run, which `auto` chooses for
-    repetitions: int
     target: float
 
     def quick(self) -> Case:
-        return dataclasses.replace(self, clients=3, steps=2, epochs=1, rounds=2, repetitions=2)
+        return dataclasses.replace(self, clients=3, steps=2, epochs=1, rounds=2)
 
 
 CASES = (  # as long as in the papers: FedMAP's 1,000 epochs, pFedBreD's 200 rounds of 20 steps, pFedVMP's 1,000 rounds
-    Case("10 x MLP 30-32-16-2, batch 32", mlp, (30,), 2, 10, 32, 38, 10, rounds=100, repetitions=9, target=25.0),
-    Case("100 x 784-100-10, batch 20", perceptron, (784,), 10, 100, 20, 20, 1, rounds=200, repetitions=9, target=5.0),
-    Case("50 x CNN on 28x28, batch 10", cnn, (1, 28, 28), 10, 50, 10, 8, 1, rounds=1000, repetitions=7, target=1.6),
+    Case("10 x MLP 30-32-16-2, batch 32", mlp, (30,), 2, 10, 32, 38, 10, rounds=100, target=25.0),
+    Case("100 x 784-100-10, batch 20", perceptron, (784,), 10, 100, 20, 20, 1, rounds=200, target=5.0),
+    Case("50 x CNN on 28x28, batch 10", cnn, (1, 28, 28), 10, 50, 10, 8, 1, rounds=1000, target=1.6),
 )
 
 
@@ -149,45 +155,90 @@ class Ours:
         return server
 
 
-@dataclass
+class Pair(NamedTuple):
+    """A round of each side, one after the other."""
+
+    ordinary: float  # seconds
+    ours: float
+    others: float  # share of the machine that other processes took meanwhile
+
+
+@dataclass(frozen=True)
 class Measured:
     case: Case
     engine: Engine
     steps: int  # client-steps a round
     difference: float  # between the two average models after the same minibatches
     startup: float  # seconds: choosing, compiling, and the first round beyond a later one
-    ordinary: list[float]  # seconds a round
-    ours: list[float]
+    pairs: list[Pair]  # the quieter half
     flops: float  # a round
     rate: float  # matrix products, operations a second
     memory: tuple[int, int]  # bytes: this process, the largest child
 
     @property
+    def ordinary(self) -> float:
+        return statistics.median(pair.ordinary for pair in self.pairs)
+
+    @property
+    def ours(self) -> float:
+        return statistics.median(pair.ours for pair in self.pairs)
+
+    @property
     def ratio(self) -> float:
-        return statistics.median(a / b for a, b in zip(self.ordinary, self.ours, strict=True))
+        return statistics.median(pair.ordinary / pair.ours for pair in self.pairs)
+
+    @property
+    def others(self) -> float:
+        return statistics.median(pair.others for pair in self.pairs)
 
     @property
     def reached(self) -> bool:
         return self.ratio >= self.case.target
 
 
-def measure(case: Case) -> Measured:
+def measure(case: Case, most: int = PAIRS) -> Measured:
     module, ordinary, ours = build(case)
     begin = time.perf_counter()
     engine = ours.choose()
     startup = time.perf_counter() - begin
     steps, difference, first = same_work(case, ordinary, ours, engine)
-    rates, times, our_times = [matmul_rate()], [], []
-    for _ in range(case.repetitions):
-        times.append(seconds(lambda: ordinary.round(case.epochs)))
-        our_times.append(seconds(lambda: ours.round(engine)))
+    ours.round(engine)
+    rates, pairs = [matmul_rate()], list[Pair]()
+    begin = time.perf_counter()
+    while len(pairs) < 3 or (len(pairs) < most and time.perf_counter() - begin < SECONDS):
+        busy = Busy()
+        times = seconds(lambda: ordinary.round(case.epochs)), seconds(lambda: ours.round(engine))
+        pairs.append(Pair(*times, busy.others()))
         rates.append(matmul_rate())
     if ordinary.steps != steps:
         raise SystemExit(f"{case.name}: {ordinary.steps} ordinary steps a round, but {steps} of ours")
-    startup += max(first - statistics.median(our_times), 0.0)
+    pairs = sorted(pairs, key=lambda pair: pair.others)[: -(-len(pairs) // 2)]
+    startup += max(first - statistics.median(pair.ours for pair in pairs), 0.0)
     flops = 6.0 * multiply_adds(module, case.shape) * case.batch * steps
-    rate = statistics.median(rates)
-    return Measured(case, engine, steps, difference, startup, times, our_times, flops, rate, peak_memory())
+    return Measured(case, engine, steps, difference, startup, pairs, flops, statistics.median(rates), peak_memory())
+
+
+class Busy:
+    """How busy other processes keep the machine from here on."""
+
+    def __init__(self) -> None:
+        self.before = self._seconds()
+
+    def others(self) -> float:
+        """Their share of all cores; 0 where it cannot be known."""
+        busy, everything, own = (now - then for now, then in zip(self._seconds(), self.before, strict=True))
+        return min(max((busy - own) / everything, 0.0), 1.0) if everything else 0.0
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float]:
+        """(busy, all, this process and its children), summed over the cores."""
+        own = sum(os.times()[:4])
+        try:
+            ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        except OSError:
+            return own, 0.0, own
+        idle = ticks[3] + ticks[4]
+        return (sum(ticks) - idle) / TICKS, sum(ticks) / TICKS, own
 
 
 def build(case: Case) -> tuple[nn.Module, Ordinary, Ours]:
@@ -268,8 +319,7 @@ def peak_memory() -> tuple[int, int]:
 def report(results: Sequence[Measured], console: Console) -> None:
     table = Table("case", "", "s a round", "client-steps/s", "of matmul rate", "ratio", "start-up", "peak memory")
     for m in results:
-        for name, times in (("ordinary", m.ordinary), ("coterie", m.ours)):
-            middle = statistics.median(times)
+        for name, middle in (("ordinary", m.ordinary), ("coterie", m.ours)):
             cells = [f"{middle:.3g}", f"{m.steps / middle:,.0f}", f"{m.flops / middle / m.rate:.1%}"]
             if name == "coterie":
                 own, child = (size / 2**20 for size in m.memory)
@@ -281,7 +331,8 @@ def report(results: Sequence[Measured], console: Console) -> None:
         "start-up: choosing the engine and compiling, paid once a run. Peak memory: so far in this process, and its "
         "largest child (a worker, which shares most with this process, or the compiler).\n"
         f"Work: 6 x multiply-adds an example. Matmul: {statistics.median(m.rate for m in results) / 1e9:.0f} GFLOP/s "
-        f"on {cores()} cores.",
+        f"on {cores()} cores. Other processes took {max(m.others for m in results):.0%} of the machine"
+        f"{': too much for these ratios to be trusted' if max(m.others for m in results) > 0.1 else ''}.",
         highlight=False,
     )
 
@@ -303,7 +354,7 @@ def all_engines(case: Case, console: Console) -> None:
     ordinary.round(case.epochs)
     base: list[float] = []
     times: list[list[float]] = [[] for _ in engines]
-    for _ in range(min(case.repetitions, 5)):
+    for _ in range(5):
         base.append(seconds(lambda: ordinary.round(case.epochs)))
         for mine, engine in zip(times, engines, strict=True):
             mine.append(seconds(lambda engine=engine: ours.round(engine)))  # type: ignore[misc]
@@ -337,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         results = []
         for case in cases:
-            results.append(measure(case))
+            results.append(measure(case, 3 if options.quick else PAIRS))
             last = results[-1]
             console.print(
                 f"{case.name}: auto chose {last.engine.describe()}; {last.steps:,} gradient steps a round on both "

@@ -41,11 +41,8 @@ def main(path: str | None = None) -> tuple[np.ndarray, dict[str, coterie.Result]
     settings: dict[str, Any] = {"model": "linear", "rounds": 8, "local_epochs": 40, "batch_size": POINTS, "test": 0.5}
     settings |= {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9, "engine": "stacked", "compile": False, "workers": 1}
     settings |= {"validation": 0.2}
-    own: dict[str, Any] = {
-        "mode": "all-to-all",
-        "local_work": "epochs",
-        "temperature": TRAIN / (2 * NOISE**2),
-    }  # the true likelihood
+    likelihood = TRAIN / (2 * NOISE**2)  # what a mean squared error counts in the true one
+    own: dict[str, Any] = {"mode": "all-to-all", "local_work": "epochs", "temperature": likelihood}
     federico = coterie.run("federico", pieces(), **own, **settings)
     results = {"federico": federico, "fedavg": coterie.run("fedavg", pieces(), reference=False, **settings)}
     weights = np.array(federico.rounds[-1]["server"]["collaboration"])

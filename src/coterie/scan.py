@@ -171,7 +171,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., lis
 
 
 def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
-    function = program.function(select=True)
+    function = program.function(select=bool(program.lifts))  # one client alone never takes a masked step
     with FewChannelConvolution():
         graph: torch.fx.GraphModule = make_fx(lambda *flat: [value.contiguous() for value in function(*flat)])(*example)
     for node in graph.graph.nodes:

@@ -6,7 +6,8 @@ import coterie
 from coterie import CoterieError, laws, tree
 from coterie.engine import Peers, make_peers
 from coterie.errors import ConfigError
-from coterie.experiment.run import prepare, run_setup
+from coterie.experiment.run import run_setup
+from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
 from coterie.local import SGD
 from coterie.methods import FedAvg, FedeRiCo, Local
@@ -60,7 +61,7 @@ def test_random_graphs_are_connected_and_drawn_from_the_seed(kind):
     [
         ("rign", "choose from server, complete, ring"),
         ("ring:3", "choose from"),
-        ("k-regular:many", "topology"),
+        ("k-regular:many", "choose from"),
         ("k-regular:1", "at least 2"),
         ("k-regular:10", "need 11 clients"),
         ("small-world:3", "even"),
@@ -121,7 +122,7 @@ def test_peers_are_told_how_many_they_hear():
 
 
 def test_federico_uses_neighbours_only():
-    sim = path_graph(simulation(FedeRiCo(SGD(0.01), temperature=0.5), 1))
+    sim = path_graph(simulation(FedeRiCo(SGD(0.01), temperature=0.5, local_work="gradient"), 1))
     for number in (1, 2, 3):
         outcome = sim.train(number, LOOP)
     weights = outcome.server_info["collaboration"]

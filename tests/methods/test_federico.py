@@ -20,8 +20,8 @@ from coterie.task import Task
 from .quadratic import LOOP, SIZES, STACKED, loss, simulation
 
 COUNT = torch.tensor(SIZES, dtype=torch.float64)
-EVERYBODY = FedeRiCo(SGD(0.01), mode="all-to-all", beta=1.0, temperature=4.0)
-LETTER = FedeRiCo(SGD(0.0005), mode="all-to-all", loss_tracking="accumulated", temperature="count")
+EVERYBODY = FedeRiCo(SGD(0.01), local_work="gradient", mode="all-to-all", beta=1.0, temperature=4.0)
+LETTER = dataclasses.replace(EVERYBODY, optimizer=SGD(0.0005), loss_tracking="accumulated", temperature="count")
 
 
 def models(sim: Simulation) -> torch.Tensor:
@@ -92,7 +92,9 @@ def test_without_neighbours_it_is_local_training(optimizer):
 
 
 def test_without_neighbours_a_gradient_a_round_is_gradient_descent():
-    alone, none = (simulation(m, 1) for m in (Local(SGD(0.05)), FedeRiCo(SGD(0.05), neighbours=0)))
+    alone, none = (
+        simulation(m, 1) for m in (Local(SGD(0.05)), FedeRiCo(SGD(0.05), neighbours=0, local_work="gradient"))
+    )
     for number in (1, 2, 3):
         alone.train(number, STACKED)
         none.train(number, STACKED)
@@ -100,7 +102,7 @@ def test_without_neighbours_a_gradient_a_round_is_gradient_descent():
 
 
 def test_weights_sum_to_one_and_the_unvisited_have_none():
-    sim = simulation(FedeRiCo(SGD(0.01), neighbours=1, epsilon=0.0), steps=1)
+    sim = simulation(FedeRiCo(SGD(0.01), neighbours=1, epsilon=0.0, local_work="gradient"), steps=1)
     assert torch.equal(collaboration(sim), torch.eye(len(SIZES)))
     for number, visited in ((1, 1), (2, 2), (3, 3), (4, 3)):  # itself, and then one more each round
         sim.train(number, STACKED)
@@ -149,7 +151,10 @@ def test_a_model_that_nobody_uses_is_not_moved_by_adam():
     tiny = torch.tensor([[1.0, 1e-6], [1.0 - 1e-6, 0.0]])  # what each of two clients gives to the models of 0 and 1
     steps = Steps(torch.tensor([[0, 1], [0, 1]]), tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
     moved = {}
-    for method in (FedeRiCo(Adam(0.01)), FedeRiCo(Adam(0.01), idle_below=0.0)):
+    for method in (
+        FedeRiCo(Adam(0.01), local_work="gradient"),
+        FedeRiCo(Adam(0.01), local_work="gradient", idle_below=0.0),
+    ):
         server = method.init_server(params, Population(2, 2))
         ups = Up({"w": torch.zeros(2, 2)}, steps, server.losses)
         server = method.aggregate(server, ids, ups)

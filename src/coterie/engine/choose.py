@@ -12,15 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from coterie.batches import Batches
 from coterie.data.federation import Federation
 from coterie.engine.engine import Engine, Rows, chunks, cores
-from coterie.engine.workers import can_fork
+from coterie.engine.workers import can_fork, fan_out
+from coterie.errors import CoterieError
 
 COMPILING_TAKES = 15.0  # seconds, about
-CACHE = 8 * 2**20  # bytes of parameters that a chunk may hold: beyond, its steps wait for memory
+CACHE = 3_500_000  # bytes of parameters that a chunk may hold: beyond, its steps wait for memory
+FEW = 4  # clients to look at
 PROBE = 3  # steps of the first look
-LOOK = 0.3  # seconds of the second
+LOOK = 0.3  # seconds to look at one engine, once it is warm
 WORTH_FORKING = 0.1  # seconds a round
 
 
@@ -51,43 +56,68 @@ def choose(
     notes: list[str] = []
 
     def measure(name: str, engine: Engine) -> None:
-        group = chunks(federation, ids, engine.chunk)[0]
-        rows, batches = rows_of(group)
-        longest = max(int(batches.mask.any(-1).flatten(1).sum(1).min()), 1)
-        steps = min(PROBE, longest)
+        # One process, since a fork's cost is a round's and not a step's; a few clients, since one alone is no average.
+        groups = chunks(federation, ids, engine.chunk)[: -(-FEW // engine.chunk)]
+        group = [client for each in groups for client in each]
+        prepared = functools.cache(lambda each: rows_of(list(each)))
+        for each in groups:
+            prepared((*each, *[each[-1]] * (engine.chunk - len(each) if engine.compiled else 0)))
+        longest = max(int(prepared(tuple(groups[0]))[1].mask.any(-1).flatten(1).sum(1).min()), 1)
+
+        def look(steps: int) -> float:
+            begin = time.perf_counter()
+            engine.map(fn, federation, group, functools.partial(_shortened, prepared, steps), purpose="probe")
+            return time.perf_counter() - begin
+
+        def fastest() -> Tensor:
+            """Seconds a step; other work on the machine can only make a look slower, so the fastest one counts."""
+            best, spent, steps = float("inf"), 0.0, min(PROBE, longest)
+            while spent < LOOK:
+                taken = look(steps)
+                best, spent = min(best, taken / steps), spent + taken
+                steps = min(max(steps, round(LOOK / 3 / best)), longest)
+            return torch.tensor([best], dtype=torch.float64)
+
         try:
-            for _ in range(2):  # the first warms up, compiles, and says how many steps make a fair measurement
-                short = _first_steps(batches, steps)
-                begin = time.perf_counter()
-                engine.map(fn, federation, group, functools.partial(_same, (rows, short)), purpose="probe")
-                taken = time.perf_counter() - begin
-                times[name] = taken / (steps * len(group)) * 1e6
-                steps = min(max(steps, round(steps * LOOK / taken)), longest) if not engine.compiled else longest
+            look(min(PROBE, longest))  # warms up and compiles
+            # As many at a time as there will be processes: they share the caches and the memory's bandwidth.
+            looks = fan_out([fastest] * processes, processes, warm=True) if processes > 1 else [fastest()]
+            times[name] = float(torch.cat(looks).mean()) / len(group) * 1e6
         except Exception as error:
-            times.pop(name, None)
-            if name == "loop" or len(kinds) == 1:
+            words = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if name.startswith("stacked") and len(kinds) == 1:
+                raise CoterieError(f"engine 'stacked' cannot run this task ({words}): use --engine auto") from error
+            if name.startswith("loop"):
                 raise
-            notes.append(f"{name} cannot run this task ({str(error).splitlines()[0]})")
+            notes.append(f"{name} cannot run this task ({words})")
+
+    def speedup(name: str) -> float:
+        """By sharing a round's chunks out among the processes, where a round is long enough."""
+        groups = len(chunks(federation, ids, candidates[_kind(name)].chunk))
+        worth = workers or client_steps * times[name] / 1e6 / max(rounds, 1) > WORTH_FORKING
+        return groups / -(-groups // processes) if worth else 1.0
+
+    def seconds(name: str) -> float:
+        """What the whole run would take."""
+        return client_steps * times[name] / 1e6 / speedup(name)
 
     if compiled is not True:
         for kind, engine in candidates.items():
             measure(kind, engine)
-    seconds = client_steps * min(times.values(), default=float("inf")) / 1e6 / processes
-    if compiled is True or (compiled is None and seconds > 2 * COMPILING_TAKES):
-        order = sorted(candidates, key=lambda kind: times.get(kind, 0.0 if kind == "stacked" else 1.0))
-        best = min(times.values(), default=0.0)
-        for kind in order:
-            # The second best is worth compiling too only if it is close and there is time to win.
-            if compiled or kind == order[0] or (times.get(kind, 1e30) < 2.5 * best and seconds > 8 * COMPILING_TAKES):
-                measure(f"{kind}, compiled", replace(candidates[kind], compiled=True))
-    winner = min(times, key=lambda name: times[name])
-    kind = winner.split(",")[0]
-    engine = replace(candidates[kind], compiled="compiled" in winner, chunk=chunk if kind == "stacked" else 1)
-    if workers is None:
-        a_round = client_steps * times[winner] / 1e6 / max(rounds, 1)
-        several = len(chunks(federation, ids, engine.chunk)) > 1
-        processes = processes if several and a_round > WORTH_FORKING else 1
-    return Choice(replace(engine, workers=processes, _warm=set()), times, tuple(notes))
+    order = sorted(times, key=seconds) or sorted(candidates, reverse=True)
+    for kind in order:
+        pays = compiled
+        if compiled is None:
+            # The second best is worth compiling too only if it is close and there is much time to win.
+            left, first = min(map(seconds, times)), kind == order[0]
+            pays = left > (2 if first else 8) * COMPILING_TAKES and seconds(kind) < 2.5 * seconds(order[0])
+        if pays:
+            measure(f"{kind}, compiled", replace(candidates[kind], compiled=True))
+    winner = min(times, key=seconds)
+    if workers is None and speedup(winner) == 1:
+        processes = 1
+    engine = replace(candidates[_kind(winner)], compiled="compiled" in winner, workers=processes, _warm=set())
+    return Choice(engine, times, tuple(notes))
 
 
 def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: int) -> int:
@@ -98,8 +128,13 @@ def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: i
     return -(-participants // number)
 
 
-def _same(rows: Rows, ids: list[int]) -> Rows:
-    return rows
+def _kind(name: str) -> str:
+    return name.split(",")[0]
+
+
+def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: list[int]) -> Rows:
+    rows, batches = prepared(tuple(group))
+    return rows, _first_steps(batches, steps)
 
 
 def _first_steps(batches: Batches, steps: int) -> Batches:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from coterie import tree
 from coterie.batches import Batches
@@ -89,9 +90,16 @@ def chunks(federation: Federation, ids: Sequence[int], size: int) -> list[list[i
 
 def in_order(results: list[tuple[list[int], T]], ids: Sequence[int]) -> T:
     """Rows of all chunks as one tree, in the order of `ids`."""
-    merged = tree.map(lambda *leaves: torch.cat(leaves), results[0][1], *(rows for _, rows in results[1:]))
-    place = {client: row for row, client in enumerate(i for group, _ in results for i in group)}
-    return tree.rows(merged, torch.tensor([place[client] for client in ids]))
+    place = {client: row for row, client in enumerate(ids)}
+    rows_of = [torch.tensor([place[client] for client in group]) for group, _ in results]
+
+    def gather(*chunks: Tensor) -> Tensor:  # one copy: for large models this is a fair part of a round
+        merged = chunks[0].new_empty((len(ids), *chunks[0].shape[1:]))
+        for rows, chunk in zip(rows_of, chunks, strict=True):
+            merged.index_copy_(0, rows, chunk)
+        return merged
+
+    return tree.map(gather, results[0][1], *(rows for _, rows in results[1:]))
 
 
 @contextlib.contextmanager

@@ -100,12 +100,15 @@ def make_peers(topology: str | Sequence[Edge], names: Sequence[str], seed: int) 
 def parse(topology: str) -> tuple[Any, ...]:
     """(kind, its numbers); raises `ValueError` in words."""
     kind, *given = topology.split(":")
-    if kind not in PARAMETERS or len(given) > len(PARAMETERS[kind]):
+    defaults = PARAMETERS.get(kind, ())
+    try:
+        numbers = [type(default)(text) for default, text in zip(defaults, given, strict=False)]
+    except ValueError:
+        kind = ""
+    if kind not in PARAMETERS or len(given) > len(defaults):
         raise ValueError(
             f"choose from {', '.join(PARAMETERS)} (k-regular:4, small-world:4:0.1), or a CSV file of edges"
         )
-    defaults = PARAMETERS[kind]
-    numbers = [type(default)(text) for default, text in zip(defaults, given, strict=False)]
     numbers += defaults[len(numbers) :]
     if kind == "k-regular" and numbers[0] < 2:
         raise ValueError("a peer needs at least 2 neighbours")

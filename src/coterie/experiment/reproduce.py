@@ -1,7 +1,8 @@
 """The papers' tables that can be run here: paper and measured side by side, with the number of seeds.
 
 Every entry is an ordinary run, in a folder of its own, so that a table that was stopped goes on where it was. Two
-numbers are measured: by the paper's own protocol (named in the table), and on test data at the round that validation selected.
+numbers are measured: by the paper's own protocol (named in the table), and on test data at the round that validation
+selected.
 """
 
 from __future__ import annotations

@@ -92,9 +92,11 @@ class Simulation:
         clients, ups, info = in_order(results, ids)
         self._check(round, ids, ups, info)
         at = torch.tensor(ids)
-        heard = self._smallest(ids, self.heard or len(ids), "hearing", round)
-        those = torch.tensor([ids.index(i) for i in heard])
-        server = self.place.aggregate(self.method, self.state.server, at[those], tree.rows(ups, those))
+        heard, said = at, ups
+        if self.heard is not None:
+            those = self._smallest(ids, self.heard, "hearing", round)
+            heard, said = torch.tensor(those), tree.rows(ups, torch.tensor([ids.index(i) for i in those]))
+        server = self.place.aggregate(self.method, self.state.server, heard, said)
         self.state = State(server, tree.put(self.state.clients, at, clients))
         server_info = self.place.info(self.method, server)
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
@@ -205,7 +207,10 @@ class Simulation:
 
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
         for leaf in [*info.values(), *tree.leaves(ups)]:
-            bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
+            flat = leaf.reshape(len(ids), -1)
+            if bool(torch.isfinite(flat.sum())):  # then all of them are; one pass, no copy
+                continue
+            bad = ~torch.isfinite(flat).all(1)
             if bool(bad.any()):
                 name = self.federation.names[ids[int(bad.nonzero()[0])]]
                 raise CoterieError(

@@ -18,8 +18,9 @@ Deviations:
 - The paper's Lhat = 0 at the start gives clients never visited the largest weight. Here they have none, though the
   greedy choice still takes them first; Lhat_ij then starts level with the client's own Lhat_ii.
 - A model with less total weight than `idle_below` makes no step: Adam would make a full one of any gradient.
-- `local_work` = `epochs` (line 19, "multiple gradient steps"): each model used is trained on all minibatches, g_ji is
-  w_ij times the way it went, and the owner goes sum_i g_ji / max(1, sum_i w_ij). Buffers always move like that.
+- `local_work` = `epochs` (default; line 19, "multiple gradient steps"): each model used is trained on all minibatches,
+  g_ji is w_ij times the way it went, and the owner goes sum_i g_ji / max(1, sum_i w_ij); buffers always move like that.
+  `gradient` is the equations above: one step a round, however many local epochs, so it needs many rounds.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
     loss_tracking: Annotated[Literal["ema", "accumulated"], Field(description="how losses add up over rounds")] = "ema"
     beta: Annotated[float, Field(gt=0, le=1, description="weight of the new loss (ema)")] = 0.6
     temperature: Annotated[Literal["count"] | Positive, Field(description="tau, large is choosy; count: n_i")] = 5.0
-    local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "gradient"
+    local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "epochs"
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
     prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
     law_contexts: ClassVar = ({"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},)

@@ -1,0 +1,70 @@
+"""The benchmarks run, do the same work on both sides, and say what they must. How fast it is, they tell themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from coterie.engine import Engine
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "local_training.py"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("local_training", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "local_training", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "cores", lambda: 1)  # threads that wait for each other take long on a busy machine
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield module
+    torch.set_num_threads(threads)
+
+
+def test_quick(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["--quick"]) == 0
+    told = capsys.readouterr().out
+    for case in benchmark.CASES:
+        assert f"{case.name}: auto chose" in told
+    assert told.count("6 gradient steps a round on both") == 3
+    last = told.splitlines()[-3:]
+    assert all(" ratio " in line and " target " in line and line.endswith("reached quick") for line in last)
+
+
+def test_a_missed_target_is_an_error(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = benchmark.CASES[0].quick()
+    told = benchmark.measure(case, 3)
+    monkeypatch.setattr(benchmark, "measure", lambda *_: told)
+    for target, code in ((0.0, 0), (1e9, 1)):
+        object.__setattr__(case, "target", target)
+        assert benchmark.main(["--case", "1"]) == code
+
+
+def test_models_that_differ_are_an_error(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = benchmark.CASES[0].quick()
+    _, ordinary, ours = benchmark.build(case)
+    monkeypatch.setattr(benchmark, "LR", 0.02)  # of the ordinary side only
+    with pytest.raises(SystemExit, match="the average models differ by"):
+        benchmark.same_work(case, ordinary, ours, Engine())
+
+
+@pytest.mark.parametrize(("case", "expected"), [(0, 1504), (1, 79_400), (2, 4_267_008)])
+def test_counts_multiply_adds(benchmark: ModuleType, case: int, expected: int) -> None:
+    case = benchmark.CASES[case]
+    assert benchmark.multiply_adds(case.network(case.shape, case.classes), case.shape) == expected
+
+
+@pytest.mark.slow
+def test_all_engines(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["--quick", "--all-engines", "--case", "1"]) == 0
+    assert "<- auto" in capsys.readouterr().out
