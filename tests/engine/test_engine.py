@@ -177,7 +177,7 @@ def test_chunk_size_is_bounded_by_memory_and_cache():
     assert chunk_size(client_bytes=1000, model_bytes=1000, participants=10, memory=room) == 10
     assert chunk_size(client_bytes=10**6, model_bytes=10, participants=10, memory=3 * 10**6) == 3  # 3, 3, 3 and 1
     assert chunk_size(client_bytes=10**9, model_bytes=10, participants=10, memory=1) == 1
-    assert chunk_size(client_bytes=0, model_bytes=400_000, participants=100, memory=room) == 20  # 8 MiB of models
+    assert chunk_size(client_bytes=0, model_bytes=400_000, participants=100, memory=room) == 8  # 3.5 MB of models
 
 
 def test_memory_bounds_the_clients_in_flight():

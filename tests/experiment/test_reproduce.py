@@ -78,7 +78,7 @@ def test_the_command_lists_and_refuses_in_words(small, tmp_path):
     assert "fedmap-1" in listing.stdout
     wrong = CliRunner().invoke(app, ["reproduce", "fedmap-2"])
     assert wrong.exit_code == 2
-    assert "did you mean 'fedmap-1'" in wrong.stderr
+    assert "did you mean 'fedmap-" in wrong.stderr
     with pytest.raises(ConfigError):
         markdown("nothing", [])
     ran = CliRunner().invoke(app, ["reproduce", "small", "--seeds", "1", "--quiet", "--out", str(tmp_path)])
