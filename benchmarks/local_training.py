@@ -35,8 +35,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -47,9 +48,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import coterie
+from coterie import tree
 from coterie.batches import Batches
 from coterie.data.federation import Split
-from coterie.engine import Engine
+from coterie.engine import Engine, chunk_size
 from coterie.engine.engine import cores
 from coterie.engine.workers import can_fork
 from coterie.experiment.run import Silent, _engine
@@ -337,35 +339,36 @@ def report(results: Sequence[Measured], console: Console) -> None:
     )
 
 
-def all_engines(case: Case, console: Console) -> None:
+def all_engines(case: Case, chunk: int | None, console: Console) -> None:
     """Every engine on one case, all in turn."""
     _, ordinary, ours = build(case)
     chosen = ours.choose()
-    stacked = sorted({case.clients, chosen.chunk if chosen.kind == "stacked" else 5, 10, 5})
-    shapes = [("loop", 1), *(("stacked", chunk) for chunk in stacked if chunk <= case.clients)]
+    chunk = chunk or chunk_size(0, tree.nbytes(ours.model), case.clients, sys.maxsize)
+    shapes: list[tuple[Literal["loop", "stacked"], int]] = [("loop", 1), ("stacked", chunk)]
+    if chunk == case.clients:
+        shapes.append(("stacked", -(-chunk // 2)))
     engines = [
-        Engine(kind, compiled, chunk, workers)  # type: ignore[arg-type]
-        for kind, chunk in shapes
+        Engine(kind, compiled, size, workers)
+        for kind, size in shapes
         for compiled in (False, True)
         for workers in (1, cores())
-        if workers == 1 or (can_fork() and chunk < case.clients)
+        if workers == 1 or (can_fork() and size < case.clients)
     ]
-    first = [seconds(lambda engine=engine: ours.round(engine)) for engine in engines]  # type: ignore[misc]
+    first = [seconds(partial(ours.round, engine)) for engine in engines]
     ordinary.round(case.epochs)
-    base: list[float] = []
-    times: list[list[float]] = [[] for _ in engines]
-    for _ in range(5):
+    busy, base, times = Busy(), list[float](), [list[float]() for _ in engines]
+    for _ in range(3):
         base.append(seconds(lambda: ordinary.round(case.epochs)))
         for mine, engine in zip(times, engines, strict=True):
-            mine.append(seconds(lambda engine=engine: ours.round(engine)))  # type: ignore[misc]
+            mine.append(seconds(partial(ours.round, engine)))
     table = Table("engine", "us a client-step", "ratio", "first round", title=f"{case.name}; auto: {chosen.describe()}")
     table.add_row("ordinary", f"{statistics.median(base) / ordinary.steps * 1e6:,.1f}", "1.0x", "")
     for engine, mine, begun in zip(engines, times, first, strict=True):
         ratio = statistics.median(a / b for a, b in zip(base, mine, strict=True))
+        mark = " <- auto" if engine == chosen else ""
         step = statistics.median(mine) / ordinary.steps * 1e6
-        same = dataclasses.replace(engine, chunk=chosen.chunk) if engine.kind == "loop" else engine
-        mark = " <- auto" if same == chosen else ""
         table.add_row(engine.describe(), f"{step:,.1f}", f"{ratio:.1f}x{mark}", f"{begun:.1f} s")
+    table.caption = f"Other processes took {busy.others():.0%} of the machine."
     console.print(table)
 
 
@@ -373,6 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test: small, and no target is judged")
     parser.add_argument("--all-engines", action="store_true", help="a table of every engine instead")
+    parser.add_argument("--chunk", type=int, help="clients stacked in --all-engines, instead of the library's choice")
     parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
     options = parser.parse_args(arguments)
     cases = [CASES[options.case - 1]] if options.case else list(CASES)
@@ -384,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", empty)  # so that compiling is really compiling
         if options.all_engines:
             for case in cases:
-                all_engines(case, console)
+                all_engines(case, options.chunk, console)
             return 0
         results = []
         for case in cases:
