@@ -62,11 +62,14 @@ def with_self(weights: Tensor) -> Tensor:
 
 def combine(xi: Tensor, rows: Params) -> Params:
     """u_i = sum_j xi_ij w_j for every row of `xi` [n, rows]; leaves [n, ...]."""
+    # One row alone would be a product of another kind, which rounds differently: whom else it is asked for must not
+    # change what a client gets.
+    weights = xi.expand(2, -1) if len(xi) == 1 else xi
 
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
         dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
-        out = (xi.to(dtype) @ flat.to(dtype)).reshape(len(xi), *leaf.shape[1:])
+        out = (weights.to(dtype) @ flat.to(dtype))[: len(xi)].reshape(len(xi), *leaf.shape[1:])
         return out if leaf.is_floating_point() else out.round().to(leaf.dtype)
 
     return tree.map(mixed, rows)

@@ -16,11 +16,15 @@ from coterie.data.federation import Federation
 
 @dataclass(frozen=True)
 class Plan:
-    """How much a client trains in a round: `epochs` passes over its data or, if given, exactly `steps` minibatches."""
+    """How much a client trains in a round: `epochs` passes over its data or, if given, exactly `steps` minibatches.
+
+    Where a federation is spread over machines, no one sees its largest client: they are all told the `width`.
+    """
 
     batch_size: int = 32
     epochs: int = 1
     steps: int | None = None
+    width: int | None = None  # what minibatches are filled up to; None: as in `draw`
 
     def num_steps(self, size: int) -> int:
         """Minibatches a client of `size` training examples sees in a round."""
@@ -36,7 +40,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     sizes = [len(federation.split(i).train) for i in ids]
     # No minibatch is wider than the largest client of the federation, whoever is in this chunk.
     largest = max(len(split.train) for split in federation.clients.values())
-    width = min(plan.batch_size, largest)
+    width = plan.width or min(plan.batch_size, largest)
     epochs = 1 if plan.steps else plan.epochs
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
     index = np.zeros((len(ids), epochs, longest, width), np.int64)

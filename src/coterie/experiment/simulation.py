@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -169,7 +169,7 @@ class Simulation:
 
     def _personal(self, round: int, ids: list[int]) -> Any:
         rows_of, _ = self._rows(ids, self.method.deploy, "dispatch for evaluation", round)
-        plan = Plan(self.plan.batch_size, epochs=self.method.personalize_epochs)
+        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None)
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, plan, "personalize", round)

@@ -1,0 +1,93 @@
+"""What must be true of a message before anything is done with it. All that fails raises `Refused`.
+
+The header says who says what to whom: run, `life` (how often the server has started), round, sender, receiver, and the
+digest of the body; the signature is over the header. A body is looked at only when the header is right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+
+from coterie import tree
+from coterie.deploy import keys, wire
+from coterie.deploy.keys import Identity
+from coterie.deploy.refused import Refused
+from coterie.deploy.wire import Envelope
+from coterie.evaluation.metrics import BETTER
+from coterie.tree import Tree
+
+SERVER = "server"  # no site may be called that
+VERSION = 1
+HEADER_LIMIT = 4 * 2**20
+ROUTE = {"v": int, "run": str, "life": int, "round": int, "from": str, "to": str, "kind": str, "body": str}
+COUNTS = {"count", "size", "class_size"}  # leaves of these names are numbers of examples
+
+
+def seal_header(header: dict[str, Any], body: bytes, identity: Identity) -> Envelope:
+    """An envelope with the body's digest in its header, signed."""
+    whole = {"v": VERSION, **header, "body": wire.digest(body)}
+    data = json.dumps(whole, separators=(",", ":")).encode()
+    return Envelope(data, body, identity.sign(data))
+
+
+def read_header(envelope: Envelope) -> dict[str, Any]:
+    """The header, not verified yet."""
+    if len(envelope.header) > HEADER_LIMIT:
+        raise Refused("bad-header", f"a header of {len(envelope.header)} bytes")
+    try:
+        header = json.loads(envelope.header)
+    except (ValueError, RecursionError) as error:
+        raise Refused("bad-header") from error
+    if not isinstance(header, dict) or any(type(header.get(key)) is not kind for key, kind in ROUTE.items()):
+        raise Refused("bad-header", "run, round, sender, receiver or kind are missing")
+    if header["v"] != VERSION:
+        raise Refused("bad-header", f"version {header['v']} of the protocol, not {VERSION}")
+    return header
+
+
+def verify(envelope: Envelope, header: dict[str, Any], public: str) -> None:
+    """The header is what the owner of the key signed, and the body is the one it speaks of."""
+    if not keys.verified(public, envelope.signature, envelope.header):
+        raise Refused("bad-signature")
+    if wire.digest(envelope.body) != header["body"]:
+        raise Refused("bad-signature", "the body is not the one that was signed")
+
+
+def open_body(envelope: Envelope, like: Tree) -> Tree:
+    if len(envelope.body) > wire.limit(like):
+        raise Refused("too-large", f"{len(envelope.body)} bytes where at most {wire.limit(like)} are possible")
+    return wire.decode(envelope.body, like)
+
+
+def check_message(up: Tree, examples: int, norm_bound: float) -> None:
+    """A client's message: finite, counting no more examples than the site declared, of a norm below the bound."""
+    flat = tree.pack(up)
+    for path, leaf in flat.items():
+        if not bool(torch.isfinite(leaf).all()):
+            raise Refused("not-finite", f"'{path}' holds NaN or infinite values")
+        if path.rpartition("/")[2] in COUNTS:
+            total, least = float(leaf.double().sum()), float(leaf.min()) if leaf.numel() else 0.0
+            if least < 0 or total > examples or total <= 0:
+                raise Refused("bad-count", f"'{path}' counts {total:g} examples of {examples} declared")
+    norm = math.sqrt(sum(float((leaf.double() ** 2).sum()) for leaf in flat.values() if leaf.is_floating_point()))
+    if norm > norm_bound:
+        raise Refused("norm", f"a norm of {norm:.3g}, above the bound {norm_bound:g}")
+
+
+def check_metrics(metrics: Any) -> dict[str, dict[str, float]]:
+    """{part: {metric: number}}, as an answer's header has them."""
+    parts = {"validation", "test", "global_validation", "global_test"}
+    if not isinstance(metrics, dict) or not metrics.keys() <= parts:
+        raise Refused("bad-header", "metrics of unknown parts")
+    for by in metrics.values():
+        if not isinstance(by, dict) or not by.keys() <= BETTER.keys() or not all(_number(v) for v in by.values()):
+            raise Refused("bad-header", "metrics that are not numbers")
+    return metrics
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and not math.isinf(value)

@@ -1,0 +1,115 @@
+"""What the server takes of what arrives in a round: checked against what was asked, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from coterie.deploy import guard, post, wire
+from coterie.deploy.guard import SERVER
+from coterie.deploy.ledger import Ledger
+from coterie.deploy.refused import CODES, Refused
+from coterie.deploy.wire import Envelope, as_bytes
+from coterie.tree import Tree
+
+
+class Answer(NamedTuple):
+    up: Tree
+    info: Tree
+    alone_info: Tree
+    metrics: Mapping[str, Any]  # {"own": {part: {metric: number}}, "alone": ...}
+    mail: Mapping[str, bytes]  # {neighbour: sealed letter}
+    refused: list[list[Any]]  # of other peers' mail: [round, sender, code]
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What an answer to a message that trains looks like."""
+
+    up: Tree
+    info: Tree
+    alone_info: Tree
+    near: Mapping[str, tuple[str, ...]] | None  # each site's neighbours; None: there is a server
+
+
+@dataclass
+class Intake:
+    """One round's answers, as they come."""
+
+    ledger: Ledger
+    round: int
+    asked: Mapping[str, str]  # {site: digest of what it was asked}
+    training: frozenset[str]
+    forms: Forms
+    norm_bound: float
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def take(self, sender: str, envelope: Envelope, header: dict[str, Any]) -> None:
+        """An answer whose sender's address and signature are right. Raises `Refused` and changes nothing if not."""
+        if header["run"] != self.ledger.run:
+            raise Refused("wrong-run", f"run '{header['run']}'")
+        if header["to"] != SERVER:
+            raise Refused("wrong-receiver", f"for '{header['to']}'")
+        if header["round"] < self.round:
+            raise Refused("late", f"for round {header['round']}, but round {self.round} is open")
+        if header["round"] > self.round:
+            raise Refused("wrong-round", f"for round {header['round']}, but round {self.round} is open")
+        if header["life"] != self.ledger.life or sender in self.answers:
+            raise Refused("replay")
+        if header["kind"] == "refused":
+            code = header.get("code")
+            raise Refused(code if code in CODES else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
+        if header["kind"] != "answer" or header.get("request") != self.asked.get(sender):
+            raise Refused("wrong-round", "it answers something else than was asked")
+        self.answers[sender] = self._open(sender, envelope, header)
+
+    def _open(self, sender: str, envelope: Envelope, header: dict[str, Any]) -> Answer:
+        metrics = header.get("metrics", {})
+        if not isinstance(metrics, dict) or not metrics.keys() <= {"own", "alone"}:
+            raise Refused("bad-header", "metrics that cannot be read")
+        metrics = {who: guard.check_metrics(by) for who, by in metrics.items()}
+        refused = _complaints(header.get("refused", []))
+        if sender not in self.training:
+            guard.open_body(envelope, {})
+            return Answer((), {}, {}, metrics, {}, refused)
+        form: dict[str, Tree] = {"info": self.forms.info, "alone_info": self.forms.alone_info}
+        letters: list[str] = []
+        if self.forms.near is None:
+            form["up"] = self.forms.up
+        else:
+            letters, form["mail"] = self._letters(sender, header)
+        content = guard.open_body(envelope, form)
+        examples = self.ledger.declared[sender].train
+        guard.check_message((content["info"], content["alone_info"]), examples, float("inf"))
+        if self.forms.near is None:
+            guard.check_message(content["up"], examples, self.norm_bound)
+        mail = {to: as_bytes(content["mail"][str(i)]) for i, to in enumerate(letters)}
+        return Answer(content.get("up", ()), content["info"], content["alone_info"], metrics, mail, refused)
+
+    def _letters(self, sender: str, header: dict[str, Any]) -> tuple[list[str], Tree]:
+        assert self.forms.near is not None
+        try:
+            told = [(str(to), int(size)) for to, size in header["mail"]]
+        except (TypeError, KeyError, ValueError) as error:
+            raise Refused("bad-header", "the list of mail cannot be read") from error
+        most = wire.limit(self.forms.up) + post.OVERHEAD
+        if sorted(to for to, _ in told) != sorted(self.forms.near[sender]):
+            raise Refused("wrong-receiver", "mail for others than the neighbours")
+        if any(not 0 <= size <= most for _, size in told):
+            raise Refused("too-large", f"mail of more than {most} bytes")
+        sizes = {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, (_, size) in enumerate(told)}
+        return [to for to, _ in told], sizes
+
+
+def _complaints(told: Any) -> list[list[Any]]:
+    right = isinstance(told, list) and all(
+        isinstance(each, list) and len(each) == 3 and type(each[0]) is int and each[2] in CODES for each in told
+    )
+    if not right:
+        raise Refused("bad-header", "refusals that cannot be read")
+    return list(told)
+
+

@@ -1,0 +1,358 @@
+"""The server: joins sites, runs the rounds, survives them. It knows no transport and no data.
+
+Message t asks a site to evaluate what it has after round t - 1 and, if it is sampled, to train round t: one message a
+round. A round closes when all have answered or, at the deadline, with those who have, if they are a quorum; for the
+method, the others were not sampled. After the last round come one message to evaluate and one that names the selected
+round, so that each site writes its model, at its own place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie import rng, tree
+from coterie.deploy import guard, outcome, wire
+from coterie.deploy.contract import Rules, Transport
+from coterie.deploy.delivery import Delivery
+from coterie.deploy.facts import Facts, build_task, gather, hollow, message_forms
+from coterie.deploy.guard import SERVER
+from coterie.deploy.intake import Answer, Forms, Intake
+from coterie.deploy.joining import Joining
+from coterie.deploy.keys import Identity
+from coterie.deploy.ledger import Ledger
+from coterie.deploy.refused import CODES, Refused
+from coterie.deploy.site import request_digest
+from coterie.deploy.wire import Envelope, as_leaf
+from coterie.engine import Central, make_peers
+from coterie.errors import ConfigError
+from coterie.evaluation.metrics import METRICS
+from coterie.experiment.config import Config, to_toml
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.result import Result
+from coterie.experiment.run import _local_like, _record
+from coterie.experiment.setup import Model, Setup
+from coterie.experiment.simulation import Round, Simulation, State
+from coterie.hyper import AnyMethod
+from coterie.method import Population
+from coterie.tree import Tree
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Server:
+    config: Config
+    method: AnyMethod
+    model: Model
+    transport: Transport
+    identity: Identity
+    out: Path
+    rules: Rules
+    known: Mapping[str, str] = field(default_factory=dict)  # sites' public keys; others may not join if there are any
+    say: Callable[[str], None] = lambda _: None
+
+    def run(self, ledger: Ledger) -> Result:
+        """All rounds that are left; `ledger` is new, or loaded from `out` to go on."""
+        folder = RunFolder(self.out)
+        going_on = bool(ledger.declared)
+        if not (self.out / "config.toml").exists():
+            folder.create(to_toml(self.config.to_file()))
+        joining = Joining(ledger, self.transport, self.identity, self.known, self.rules, self.say)
+        if going_on:
+            ledger.life += 1
+            ledger.save(self.out)
+        joining.wait(self.out)
+        rounds = Rounds.begin(self, ledger, joining, folder)
+        ledger.save(self.out)
+        for number in range(ledger.round + 1, self.config.rounds + 2):
+            rounds.play(number)
+        return rounds.finish()
+
+
+@dataclass
+class Rounds:
+    """The rounds of a federation whose members are known."""
+
+    server: Server
+    ledger: Ledger
+    joining: Joining
+    folder: RunFolder
+    facts: Facts
+    setup: Setup
+    sim: Simulation
+    forms: Forms
+    records: list[Record]
+    alone: list[Record]  # of training alone
+    silent: set[str] = field(default_factory=set)  # did not answer last time: nobody waits for them
+
+    @classmethod
+    def begin(cls, server: Server, ledger: Ledger, joining: Joining, folder: RunFolder) -> Rounds:
+        config, method = server.config, server.method
+        facts = gather(config, ledger.declared)
+        if facts.audience > facts.size:
+            raise ConfigError([f"clients_per_round = {config.clients_per_round}, but there are {facts.size} sites"])
+        federation = hollow(config, ledger.declared, facts)
+        task = build_task(config, server.model, facts)
+        peers = make_peers(config.topology, federation.names, config.seed)
+        if peers is not None and not method.peer_to_peer:
+            raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
+        metric = config.select or METRICS[task.kind][0]
+        setup = Setup(config, method, federation, task, metric, peers)
+        keys = rng.keys_of(federation.names)
+        people = Population(facts.size, facts.audience, task, keys)
+        start: Tree = method.init_server(task.init(), people)
+        up, info = message_forms(method, task, start, config, facts)
+        alone_info: Tree = {}
+        if config.reference and config.method != "local":
+            alone_info = message_forms(_local_like(method), task, (), config, facts)[1]
+        names = federation.names
+        near = None
+        if peers is not None:
+            near = {
+                name: tuple(names[j] for j in peers.near[i] if j != i) for i, name in enumerate(names)
+            }
+            start = ()
+        state = State(start, ())
+        if ledger.round:
+            state = folder.load(ledger.round, state)[0]
+        sim = Simulation(method, task, federation, facts.plan(config), facts.audience, config.seed, state, Central())
+        records = folder.read_rounds(ledger.round - 1)
+        folder.rewrite_rounds(records)
+        beside = RunFolder(server.out / "reference")
+        alone = beside.read_rounds(ledger.round - 1) if alone_info else []
+        if alone_info:
+            if not (beside.path / "config.toml").exists():
+                beside.create(to_toml(setup.with_method(_local_like(method)).config.to_file()))
+            beside.rewrite_rounds(alone)
+        forms = Forms(up, info, alone_info, near)
+        return cls(server, ledger, joining, folder, facts, setup, sim, forms, records, alone)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.setup.federation.names
+
+    @property
+    def config(self) -> Config:
+        return self.server.config
+
+    def play(self, number: int) -> None:
+        """Message `number` to everybody it concerns, and the end of what it began."""
+        begin = self.server.transport.now()
+        last = number > self.config.rounds
+        sampled = [] if last else self.sim.sample(number)
+        previous = number - 1
+        evaluating = previous > 0 and (previous % self.config.evaluate_every == 0 or last)
+        training = frozenset(self.names[i] for i in sampled)
+        asked = self.names if evaluating else sorted(training)
+        letters, down = self._letters(number, sampled, list(asked), evaluating)
+        answers = self._collect(number, letters, training)
+        if evaluating:
+            self._evaluated(answers)
+        self._close_pending()
+        if not last:
+            self._aggregate(number, [i for i in sampled if self.names[i] in answers], answers, down)
+        for name in answers:
+            self.ledger.base[name] = number
+        self.ledger.round = number
+        if self.ledger.pending is not None:
+            self.ledger.pending["seconds"] = self.server.transport.now() - begin
+        self.ledger.mail.drop(self.ledger.base)
+        self.folder.save(number, self.sim.state, self.ledger.best or None)
+        self.ledger.save(self.server.out)
+        self._tell(number, answers, training)
+
+    def finish(self) -> Result:
+        """Every site is told the selected round and writes its model; the server writes what it knows."""
+        header = {"selected": self.ledger.best, "selected_alone": self.ledger.best_alone}
+        number = self.config.rounds + 2
+        letters = {name: self._seal(name, number, {"kind": "finish", **header}, b"") for name in self.names}
+        self._deliver(number, letters, _finished, frozenset(), need=0)
+        reference = None
+        if self.alone:
+            local = self.setup.with_method(_local_like(self.server.method))
+            beside = self.server.out / "reference"
+            reference = outcome.conclude(local, beside, self.alone, self.ledger.best_alone, None)
+        result = outcome.conclude(self.setup, self.server.out, self.records, self.ledger.best, None, reference)
+        self.ledger.finished = True
+        self.ledger.save(self.server.out)
+        return result
+
+    def _letters(
+        self, number: int, sampled: list[int], asked: list[str], evaluating: bool
+    ) -> tuple[dict[str, Envelope], Tree]:
+        header = {"kind": "round", "best": self.ledger.best, "best_alone": self.ledger.best_alone}
+        if self.setup.peers is not None:
+            return {name: self._peer_letter(number, name, sampled, evaluating, header) for name in asked}, ()
+        train = self._send(self.server.method.dispatch, sampled, "dispatch", number) if sampled else ()
+        everyone = list(range(len(self.names)))
+        deploy: Tree = ()
+        if evaluating:
+            deploy = self._send(self.server.method.deploy, everyone, "dispatch for evaluation", number - 1)
+        shared = self.server.method.global_model(self.sim.state.server) if evaluating else None
+        place = {client: row for row, client in enumerate(sampled)}
+        letters = {}
+        for name in asked:
+            index = self.names.index(name)
+            content: dict[str, Tree] = {}
+            if index in place:
+                content["train"] = tree.rows(train, place[index])
+            if evaluating:
+                content["deploy"] = tree.rows(deploy, index)
+                content |= {} if shared is None else {"shared": shared}
+            told = {**header, "train": index in place, "evaluate": evaluating, "base": self.ledger.base.get(name, 0)}
+            letters[name] = self._seal(name, number, told, wire.encode(content))
+        return letters, train
+
+    def _peer_letter(
+        self, number: int, name: str, sampled: list[int], evaluating: bool, header: Record
+    ) -> Envelope:
+        assert self.setup.peers is not None
+        assert self.forms.near is not None
+        index, base = self.names.index(name), self.ledger.base.get(name, 0)
+        mail = self.ledger.mail.of(name, base)
+        near = {
+            other: [self.names.index(other), self.ledger.declared[other].train, self.ledger.cards[other]]
+            for other in self.forms.near[name]
+        }
+        told = {
+            **header,
+            "train": index in sampled,
+            "evaluate": evaluating,
+            "base": base,
+            "peers": {
+                "index": index,
+                "near": near,
+                "keys": rng.keys_of(self.names).tolist(),
+                "sealed": self.server.rules.sealed,
+            },
+            "mail": [[each.round, each.sender, len(each.data)] for each in mail],
+            "said": [round for round, heard in self.ledger.mail.heard.items() if name in heard],
+        }
+        content = {"mail": {str(i): as_leaf(each.data) for i, each in enumerate(mail)}}
+        return self._seal(name, number, told, wire.encode(content))
+
+    def _send(self, send: Any, ids: list[int], purpose: str, round: int) -> Tree:
+        def draw() -> torch.Generator:
+            return rng.torch_generator(self.config.seed, purpose, round)
+
+        return self.sim.place.send(send, self.sim.state.server, torch.tensor(ids), draw)
+
+    def _seal(self, name: str, number: int, header: Record, body: bytes) -> Envelope:
+        route = {"run": self.ledger.run, "life": self.ledger.life, "round": number, "from": SERVER, "to": name}
+        facts = {"facts": vars(self.facts), "server": self.server.identity.public}
+        return guard.seal_header({**route, **header, **facts}, body, self.server.identity)
+
+    def _collect(self, number: int, letters: dict[str, Envelope], training: frozenset[str]) -> dict[str, Answer]:
+        asked = {name: request_digest(guard.read_header(letter)) for name, letter in letters.items()}
+        intake = Intake(self.ledger, number, asked, training, self.forms, self.server.rules.norm_bound)
+
+        def take(name: str, envelope: Envelope, header: Record) -> bool:
+            intake.take(name, envelope, header)
+            return True
+
+        need = max(1, math.ceil(self.server.rules.quorum * len(training or letters)))
+        self._deliver(number, letters, take, training or frozenset(letters), need)
+        return intake.answers
+
+    def _deliver(
+        self,
+        number: int,
+        letters: dict[str, Envelope],
+        take: Callable[[str, Envelope, Record], bool],
+        counted: frozenset[str],
+        need: int,
+    ) -> None:
+        """Sends, and hands what arrives to `take` until the round may close."""
+        Delivery(self.server.transport, self.joining, self.ledger, self.server.rules, self.server.out, self.silent).run(
+            number, letters, take, counted, need
+        )
+
+    def _evaluated(self, answers: Mapping[str, Answer]) -> None:
+        """The last round's record gets its metrics, and may be the best."""
+        for which, records, record, local in (
+            ("own", self.records, self.ledger.pending, False),
+            ("alone", self.alone, self.ledger.pending_alone, True),
+        ):
+            if record is None:
+                continue
+            told = [answers[name].metrics.get(which) if name in answers else None for name in self.names]
+            record |= outcome.scores(self.setup, told)
+            best = self.ledger.best_alone if local else self.ledger.best
+            old = next((each for each in records if each["round"] == best), None)
+            if outcome.better(self.setup.metric, record, old):
+                if local:
+                    self.ledger.best_alone = record["round"]
+                else:
+                    self.ledger.best = record["round"]
+
+    def _close_pending(self) -> None:
+        if self.ledger.pending is not None:
+            self.records.append(self.ledger.pending)
+            self.folder.append_round(self.ledger.pending)
+            self.ledger.pending = None
+        if self.ledger.pending_alone is not None:
+            self.alone.append(self.ledger.pending_alone)
+            RunFolder(self.server.out / "reference").append_round(self.ledger.pending_alone)
+            self.ledger.pending_alone = None
+
+    def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> None:
+        took = [answers[self.names[i]] for i in ids]
+        info = tree.stack([each.info for each in took])
+        heard = ids if self.config.clients_heard is None else self.sim._smallest(
+            ids, self.config.clients_heard, "hearing", number
+        )  # fmt: skip
+        method, place = self.server.method, self.sim.place
+        up = down_bytes = 0
+        server_info: Tree = {}
+        if self.setup.peers is None:
+            said = tree.stack([answers[self.names[i]].up for i in heard])
+            new = place.aggregate(method, self.sim.state.server, torch.tensor(heard), said)
+            self.sim.state = State(new, ())
+            server_info = place.info(method, new)
+            rows = torch.tensor([self.sim.sample(number).index(i) for i in ids])
+            everyone = tree.stack([each.up for each in took])
+            up, down_bytes = place.traffic(method, torch.tensor(ids), everyone, tree.rows(down, rows))
+        else:
+            for i in ids:
+                for to, data in answers[self.names[i]].mail.items():
+                    self.ledger.mail.put(number, self.names[i], to, data)
+                    up += len(data)
+            self.ledger.mail.heard[number] = [self.names[i] for i in heard]
+        outcome_of_round = Round(ids, info, server_info, up, down_bytes)
+        self.ledger.pending = _record(number, outcome_of_round, self.setup.federation)
+        if self.forms.alone_info:
+            alone = Round(ids, tree.stack([each.alone_info for each in took]), {}, 0, 0)
+            self.ledger.pending_alone = _record(number, alone, self.setup.federation)
+        for i in ids:
+            standing = self.ledger.sites[self.names[i]]
+            loss = answers[self.names[i]].info.get("loss")
+            standing.loss = None if loss is None else float(loss)
+
+    def _tell(self, number: int, answers: Mapping[str, Answer], training: frozenset[str]) -> None:
+        for name, answer in answers.items():
+            standing = self.ledger.sites[name]
+            standing.state, standing.round, standing.seen = "answered", number, time.time()
+            told = answer.metrics.get("own", {}).get("validation", {}).get(self.setup.metric)
+            standing.metric = standing.metric if told is None else told
+            for round, sender, code in answer.refused:
+                if sender in self.ledger.sites:
+                    self.ledger.sites[sender].refuse(f"{code} (by {name}, round {round})")
+        self.ledger.show(self.server.out)
+        if training:
+            came = len([name for name in training if name in answers])
+            self.server.say(f"round {number}: {came} of {len(training)} sites")
+
+
+
+def _finished(name: str, envelope: Envelope, header: Record) -> bool:
+    if header["kind"] == "refused":
+        code = str(header.get("code"))
+        raise Refused(code if code in CODES else "failed", "the site could not write its model")
+    return header["kind"] == "finished"

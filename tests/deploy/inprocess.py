@@ -1,0 +1,142 @@
+"""Sites in this process: a queue that can drop, delay, duplicate, corrupt and kill, under a clock of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from coterie.data import Federation, from_clients
+from coterie.deploy.contract import Rules
+from coterie.deploy.keys import make_identity
+from coterie.deploy.ledger import Ledger
+from coterie.deploy.server import Server
+from coterie.deploy.site import Site, one_client
+from coterie.deploy.wire import Envelope
+from coterie.engine import Engine, make_peers
+from coterie.experiment.setup import prepare
+from coterie.experiment.simulation import Simulation
+
+SIZES = (22, 9, 16, 13)
+NAMES = ("a", "b", "c", "d")
+SETTINGS = {"rounds": 3, "batch_size": 4, "local_epochs": 1, "seed": 3, "engine": "loop", "compile": False, "workers": 1}
+IDENTITIES = {name: make_identity() for name in (*NAMES, "server", "stranger")}
+
+
+class Killed(BaseException):
+    """The site's process dies here."""
+
+
+class ServerKilled(BaseException):
+    """The server's process dies here."""
+
+
+class Queue:
+    """`fault(direction, site, round, envelope)` returns the envelopes that go on (none: lost), or a number of seconds
+    after which the envelope goes on, or raises `Killed`."""
+
+    def __init__(self, sites: dict[str, Site], fault=None) -> None:
+        self.sites, self.fault = sites, fault or (lambda direction, name, round, envelope: [envelope])
+        self.time = 0.0
+        self.inbox: deque = deque()
+        self.replies: deque = deque()
+        self.later: list = []
+        self.seen: list[tuple[str, str, int, Envelope]] = []  # all that passed, as the server sees it
+        self.gone: set[str] = set()
+
+    def addresses(self) -> set[str]:
+        return {f"node-{name}" for name in self.sites if name not in self.gone}
+
+    def post(self, letters) -> None:
+        for address, envelope in letters.items():
+            self.inbox.append((address.removeprefix("node-"), envelope))
+
+    def now(self) -> float:
+        return self.time
+
+    def poll(self, seconds: float):
+        self.time += seconds
+        for entry in [each for each in self.later if each[0] <= self.time]:
+            self.later.remove(entry)
+            self.replies.append(entry[1:])
+        while self.inbox:
+            name, envelope = self.inbox.popleft()
+            if name in self.gone:
+                continue
+            for request in self._through("to", name, envelope):
+                try:
+                    answer = self.sites[name].answer(request)
+                except Killed:
+                    self.replies.append((f"node-{name}", None))
+                    continue
+                for reply in self._through("from", name, answer):
+                    self.replies.append((f"node-{name}", reply))
+        found, self.replies = list(self.replies), deque()
+        return found
+
+    def _through(self, direction: str, name: str, envelope: Envelope) -> list[Envelope]:
+        import json
+
+        header = json.loads(envelope.header)
+        self.seen.append((direction, name, header["round"], envelope))
+        what = self.fault(direction, name, header["round"], envelope) if header["kind"] not in ("join", "joined") else [envelope]
+        if isinstance(what, int | float):
+            assert direction == "from"
+            self.later.append((self.time + what, f"node-{name}", envelope))
+            return []
+        return what
+
+
+def data(regression: bool = False) -> Federation:
+    draw = torch.Generator().manual_seed(1)
+    clients = {}
+    for i, (name, size) in enumerate(zip(NAMES, SIZES, strict=True)):
+        x = torch.randn(size * 2, 5, generator=draw) + 0.3 * i
+        y = x.sum(1) if regression else (x.sum(1) + i > 1).long() + (x[:, 0] > 0.5).long()
+        clients[name] = (x, y)
+    return from_clients(clients, seed=3)
+
+
+def net(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(shape[0], 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Dropout(0.1),
+        torch.nn.Linear(6, outputs),
+    )  # fmt: skip
+
+
+def make(method: str = "fedavg", root: Path | None = None, rules: Rules | None = None, fault=None, **settings):
+    """(setup, server, queue): a federation in this process, and the setup a simulation of it has."""
+    setup = prepare(method, data(), model=net, **{**SETTINGS, **settings})
+    sites = {
+        name: Site(name, setup.config, setup.method, net, one_client(setup.federation, name), IDENTITIES[name], root / name)
+        for name in setup.federation.names
+    }
+    queue = Queue(sites, fault)
+    rules = rules or Rules(sites=len(sites), deadline=30, joining=30)
+    server = Server(setup.config, setup.method, net, queue, IDENTITIES["server"], root / "run", rules)
+    return setup, server, queue
+
+
+def ledger() -> Ledger:
+    return Ledger.new("test")
+
+
+def simulate(setup, rounds: int = 3, absent: dict[int, set[str]] | None = None) -> Simulation:
+    """The simulator's loop engine; in round r, those in absent[r] are not sampled."""
+    config, names = setup.config, setup.federation.names
+    place = make_peers(config.topology, names, config.seed)
+    sim = Simulation.start(
+        setup.method, setup.task, setup.federation, config.plan(), config.participants(len(names)), config.seed, place=place
+    )
+    sim.heard = config.clients_heard
+    sampled = sim.sample
+    sim.sample = lambda round: [i for i in sampled(round) if names[i] not in (absent or {}).get(round, ())]
+    for number in range(1, rounds + 1):
+        sim.train(number, Engine("loop"))
+    return sim
+
+
+def replaced(server: Server, **changes) -> Server:
+    return dataclasses.replace(server, **changes)
