@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from collections import deque
 from pathlib import Path
 
 import torch
 
+from coterie import tree
 from coterie.data import Federation, from_clients
 from coterie.deploy.contract import Rules
 from coterie.deploy.keys import make_identity
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.server import Server
 from coterie.deploy.site import Site, one_client
+from coterie.deploy.store import Store
 from coterie.deploy.wire import Envelope
 from coterie.engine import Engine, make_peers
 from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
 
-SIZES = (22, 9, 16, 13)
+SIZES = (12, 5, 9, 7)
 NAMES = ("a", "b", "c", "d")
 SETTINGS = {"rounds": 3, "batch_size": 4, "local_epochs": 1, "seed": 3, "engine": "loop", "compile": False, "workers": 1}
 IDENTITIES = {name: make_identity() for name in (*NAMES, "server", "stranger")}
@@ -45,13 +47,19 @@ class Queue:
         self.later: list = []
         self.seen: list[tuple[str, str, int, Envelope]] = []  # all that passed, as the server sees it
         self.gone: set[str] = set()
+        self.elsewhere: dict[str, str] = {}  # sites that have another address than at first
 
     def addresses(self) -> set[str]:
-        return {f"node-{name}" for name in self.sites if name not in self.gone}
+        return {self._address(name) for name in self.sites if name not in self.gone}
+
+    def _address(self, name: str) -> str:
+        return self.elsewhere.get(name, f"node-{name}")
 
     def post(self, letters) -> None:
         for address, envelope in letters.items():
-            self.inbox.append((address.removeprefix("node-"), envelope))
+            name = next((name for name in self.sites if self._address(name) == address), None)
+            if name is not None:
+                self.inbox.append((name, envelope))
 
     def now(self) -> float:
         return self.time
@@ -69,22 +77,20 @@ class Queue:
                 try:
                     answer = self.sites[name].answer(request)
                 except Killed:
-                    self.replies.append((f"node-{name}", None))
+                    self.replies.append((self._address(name), None))
                     continue
                 for reply in self._through("from", name, answer):
-                    self.replies.append((f"node-{name}", reply))
+                    self.replies.append((self._address(name), reply))
         found, self.replies = list(self.replies), deque()
         return found
 
     def _through(self, direction: str, name: str, envelope: Envelope) -> list[Envelope]:
-        import json
-
         header = json.loads(envelope.header)
         self.seen.append((direction, name, header["round"], envelope))
         what = self.fault(direction, name, header["round"], envelope) if header["kind"] not in ("join", "joined") else [envelope]
         if isinstance(what, int | float):
             assert direction == "from"
-            self.later.append((self.time + what, f"node-{name}", envelope))
+            self.later.append((self.time + what, self._address(name), envelope))
             return []
         return what
 
@@ -106,7 +112,7 @@ def net(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
     )  # fmt: skip
 
 
-def make(method: str = "fedavg", root: Path | None = None, rules: Rules | None = None, fault=None, **settings):
+def make(method: str, root: Path, rules: Rules | None = None, fault=None, **settings):
     """(setup, server, queue): a federation in this process, and the setup a simulation of it has."""
     setup = prepare(method, data(), model=net, **{**SETTINGS, **settings})
     sites = {
@@ -138,5 +144,17 @@ def simulate(setup, rounds: int = 3, absent: dict[int, set[str]] | None = None) 
     return sim
 
 
-def replaced(server: Server, **changes) -> Server:
-    return dataclasses.replace(server, **changes)
+def same(one, other) -> bool:
+    one, other = tree.pack(one), tree.pack(other)
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def private(queue: Queue, book: Ledger, name: str):
+    """What a site has on its disk, after its last round."""
+    site = queue.sites[name]
+    bench = next(iter(site._benches.values()))
+    store = Store(site.root, book.run, name)
+    like = bench.initial()
+    if site.config.topology != "server":
+        like = bench.initial_peer(torch.zeros(len(NAMES), dtype=torch.int64), 1)
+    return store._read("state", store.states()[-1], like)

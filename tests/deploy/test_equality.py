@@ -4,20 +4,14 @@ import pytest
 import torch
 
 from coterie import METHODS, tree
-from coterie.deploy.store import Store
+from coterie.engine import Engine
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.load import load
 from coterie.experiment.run import run_setup
 
-from .inprocess import NAMES, Rules, ledger, make, net, simulate
+from .inprocess import NAMES, ledger, make, net, private, same, simulate
 
-
-def same(one, other) -> bool:
-    one, other = tree.pack(one), tree.pack(other)
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
-def private(server, book, name, like):
-    return Store(server.out.parent / name, book.run, name).load(10**6, like)[1]
+METRICS = ("validation", "test", "info", "participants", "bytes_up", "bytes_down")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -26,28 +20,54 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
     book = ledger()
     result = server.run(book)
     sim = simulate(setup)
-    state, _ = server_state(server, sim)
-    assert same(state.server, sim.state.server)
+    kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
+    assert same(kept.server, sim.state.server)
     for i, name in enumerate(NAMES):
-        site = queue.sites[name]
-        bench = next(iter(site._benches.values()))
-        kept = private(server, book, name, bench.initial())
-        assert same(tree.rows(kept.client, 0), tree.rows(sim.state.clients, i)), name
-    whole = run_setup(setup, None)
+        assert same(tree.rows(private(queue, book, name).client, 0), tree.rows(sim.state.clients, i)), name
+    scores = sim.evaluate(3, Engine("loop"))
+    for part, by in scores.items():
+        assert {metric: values.tolist() for metric, values in by.items()} == result.rounds[-1][part]
+    if result.selected == 3:
+        views = sim.views(3, Engine("loop"))
+        for i, name in enumerate(NAMES):
+            x = setup.federation.x[:3]
+            model = load(queue.sites[name].root / book.run / name / "result", name, model=net)
+            assert torch.equal(model(x), setup.method.predict(setup.task, tree.rows(views, i), x))
+
+
+@pytest.mark.parametrize("method", ["fedmap", "ditto"])
+def test_the_run_folder_is_a_simulations(method, tmp_path):
+    setup, server, _ = make(method, tmp_path, clients_per_round=3)
+    result, whole = server.run(ledger()), run_setup(setup, tmp_path / "simulated")
+    for ours, theirs in ((result, whole), (result.reference, whole.reference)):
+        assert ours.selected == theirs.selected
+        assert ours.clients == theirs.clients
+        for one, other in zip(ours.rounds, theirs.rounds, strict=True):
+            wanted = METRICS if ours is result else METRICS[:4]
+            assert {key: one[key] for key in wanted} == {key: other[key] for key in wanted}
+    for name in ("config.toml", "summary.json", "clients.csv", "reference/clients.csv", "reference/config.toml"):
+        assert (server.out / name).read_text() == (tmp_path / "simulated" / name).read_text(), name
+
+
+@pytest.mark.parametrize(("method", "topology"), [("federico", "ring"), ("fedavg", "star"), ("fedamp", "complete")])
+def test_peers_are_the_simulators_bits(method, topology, tmp_path):
+    setup, server, queue = make(method, tmp_path, topology=topology, clients_per_round=3, reference=False)
+    book = ledger()
+    result, whole = server.run(book), run_setup(setup, None)
     assert result.selected == whole.selected
-    for ours, theirs in zip(result.rounds, whole.rounds, strict=True):
-        for part in ("validation", "test"):
-            assert ours[part] == theirs[part]
-        assert ours["info"] == theirs["info"]
-        assert ours["participants"] == theirs["participants"]
-        assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
-    for name in NAMES:
-        folder = tmp_path / name / book.run / name / "result"
-        x = setup.federation.x[:3]
-        assert torch.equal(load(folder, name, model=net)(x), whole.model(name)(x))
+    assert result.clients == whole.clients
+    for one, other in zip(result.rounds, whole.rounds, strict=True):
+        assert {key: one[key] for key in METRICS[:4]} == {key: other[key] for key in METRICS[:4]}
+    sim = simulate(setup)
+    for i, name in enumerate(NAMES):
+        mine = private(queue, book, name)
+        assert same(mine.copy, tree.rows(sim.state.server, i)), name
+        assert same(tree.rows(mine.client, 0), tree.rows(sim.state.clients, i)), name
 
 
-def server_state(server, sim):
-    from coterie.experiment.folder import RunFolder
-
-    return RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
+def test_clients_heard_and_sparse_evaluation(tmp_path):
+    settings = {"clients_heard": 2, "evaluate_every": 2, "rounds": 3, "clients_per_round": 3}
+    setup, server, _ = make("pfedbred", tmp_path, reference=False, **settings)
+    result, whole = server.run(ledger()), run_setup(setup, None)
+    assert [sorted(row) for row in result.rounds] == [sorted(row) for row in whole.rounds]
+    assert result.clients == whole.clients

@@ -69,7 +69,9 @@ class Joining:
         if name in self.ledger.declared and self.ledger.declared[name] != declared:
             raise Refused("unlike", f"'{name}' declares other data than when it joined")
         if name not in self.ledger.keys or same_key(self.ledger.keys[name], card["key"]):
-            self.ledger.keys[name], self.ledger.cards[name] = card["key"], card
+            self.ledger.keys[name] = card["key"]
+            if self.ledger.cards.get(name, {}).get("exchange") != card["exchange"]:  # a proof is never the same twice
+                self.ledger.cards[name] = card
             self.ledger.declared.setdefault(name, declared)
             self.ledger.sites.setdefault(name, Standing())
             self.addresses[name] = address

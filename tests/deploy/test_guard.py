@@ -1,0 +1,226 @@
+"""Nothing bad gets in: what is wrong is refused with its reason, counted, and the others' result is as without it."""
+
+import json
+
+import pytest
+import torch
+
+from coterie import tree
+from coterie.deploy import guard, wire
+from coterie.deploy.guard import SERVER, seal_header
+from coterie.deploy.refused import Refused
+from coterie.deploy.wire import Envelope
+from coterie.deploy.work import Bench
+
+from .inprocess import IDENTITIES, NAMES, Rules, ledger, make
+from .test_faults import RULES, check
+
+
+def rewritten(envelope, name, change=lambda flat: flat, **header):
+    """What a site of that name could send instead, signed with its own key."""
+    told = json.loads(envelope.header)
+    told.pop("body")
+    from safetensors.torch import load, save
+
+    flat = change(load(envelope.body))
+    return seal_header({**told, **header}, flat if isinstance(flat, bytes) else save(flat), IDENTITIES[name])
+
+
+def spoiled(key, value):
+    return lambda flat: {**flat, key: torch.full_like(flat[key], value)}
+
+
+def lying_table(flat):
+    table = json.dumps({"up/params/0.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
+    return len(table).to_bytes(8, "little") + table.encode()
+
+
+BAD = {
+    "NaN": (lambda e: rewritten(e, "b", spoiled("up/params/0.weight", float("nan"))), "not-finite"),
+    "infinite": (lambda e: rewritten(e, "b", spoiled("up/params/0.bias", float("inf"))), "not-finite"),
+    "a leaf missing": (
+        lambda e: rewritten(e, "b", lambda flat: {k: v for k, v in flat.items() if k != "up/params/0.bias"}),
+        "bad-tree",
+    ),
+    "a leaf more": (lambda e: rewritten(e, "b", lambda flat: {**flat, "up/extra": torch.ones(2)}), "bad-tree"),
+    "a shape": (lambda e: rewritten(e, "b", lambda flat: {**flat, "up/params/0.bias": torch.ones(1)}), "bad-tree"),
+    "a type": (
+        lambda e: rewritten(e, "b", lambda flat: {**flat, "up/params/0.bias": flat["up/params/0.bias"].double()}),
+        "bad-tree",
+    ),
+    "a terabyte": (lambda e: rewritten(e, "b", lying_table), "bad-tree"),
+    "ten times as large": (
+        lambda e: rewritten(e, "b", lambda flat: {**flat, "up/params/0.weight": torch.ones(10**4, 5)}),
+        "too-large",
+    ),
+    "no table": (lambda e: rewritten(e, "b", lambda flat: b"\xff" * 50), "bad-tree"),
+    "a count": (lambda e: rewritten(e, "b", spoiled("up/count", 1e5)), "bad-count"),
+    "no count": (lambda e: rewritten(e, "b", spoiled("up/count", -1.0)), "bad-count"),
+    "a norm": (lambda e: rewritten(e, "b", spoiled("up/params/0.weight", 1e12)), "norm"),
+    "another round": (lambda e: rewritten(e, "b", round=7), "wrong-round"),
+    "another run": (lambda e: rewritten(e, "b", run="other"), "wrong-run"),
+    "another sender": (lambda e: rewritten(e, "b", **{"from": "a"}), "wrong-sender"),
+    "another receiver": (lambda e: rewritten(e, "b", to="a"), "wrong-receiver"),
+    "another's key": (lambda e: rewritten(e, "stranger"), "bad-signature"),
+    "a changed body": (lambda e: Envelope(e.header, e.body[:-1] + b"\x01", e.signature), "bad-signature"),
+    "a changed header": (lambda e: Envelope(e.header.replace(b"request", b"reguest"), e.body, e.signature), "bad-signature"),
+    "no header": (lambda e: Envelope(b"{", e.body, e.signature), "bad-header"),
+    "metrics": (lambda e: rewritten(e, "b", metrics={"own": {"validation": {"accuracy": "100"}}}), "bad-header"),
+    "another question": (lambda e: rewritten(e, "b", request="0" * 64), "wrong-round"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_answer_is_refused_counted_and_without_effect(what, tmp_path):
+    spoil, code = BAD[what]
+
+    def fault(direction, name, round, envelope):
+        return [spoil(envelope)] if (direction, name, round) == ("from", "b", 2) else [envelope]
+
+    rules = Rules(sites=4, deadline=2, joining=30)
+    setup, server, queue = make("fedavg", tmp_path, rules, fault, reference=False, rounds=2, evaluate_every=2)
+    book = ledger()
+    said = []
+    server.say = said.append
+    result = server.run(book)
+    assert book.sites["b"].refused == {code: 1}
+    assert any(f"refused a message of b ({code})" in line for line in said)
+    assert json.loads((server.out / "sites.json").read_text())["sites"]["b"]["refused"] == {code: 1}
+    assert result.rounds[1]["participants"] == ["a", "c", "d"]
+
+
+def test_the_others_result_is_as_without_a_bad_answer(tmp_path):
+    fault = lambda d, name, round, e: [BAD["NaN"][0](e)] if (d, name, round) == ("from", "b", 2) else [e]  # noqa: E731
+    setup, server, queue = make("fedavg", tmp_path, RULES, fault, reference=False)
+    book = ledger()
+    server.run(book)
+    check(setup, server, queue, book, absent={2: {"b"}})
+
+
+def test_an_old_answer_again_is_refused(tmp_path):
+    setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
+
+    def fault(direction, name, round, envelope):
+        old = [e for d, who, number, e in queue.seen if (d, who, number) == ("from", "b", 1)]
+        return [old[0], envelope] if (direction, name, round) == ("from", "b", 2) else [envelope]
+
+    queue.fault = fault
+    book = ledger()
+    server.run(book)
+    assert book.sites["b"].refused == {"late": 1}
+    check(setup, server, queue, book)
+
+
+@pytest.fixture
+def posted(tmp_path):
+    """(a site that has done two rounds, the messages it got, by round)."""
+    _, server, queue = make("fedavg", tmp_path, RULES, reference=False, rounds=2)
+    server.run(ledger())
+    return queue.sites["b"], {each[2]: each[3] for each in queue.seen if each[:2] == ("to", "b")}
+
+
+def code_of(answer):
+    return json.loads(answer.header).get("code")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda e: rewritten(e, "stranger", lambda flat: b""), "bad-signature"),
+        (lambda e: rewritten(e, "server", lambda flat: b"", **{"from": "a"}), "wrong-sender"),
+        (lambda e: rewritten(e, "server", lambda flat: b"", to="a"), "wrong-receiver"),
+        (lambda e: rewritten(e, "server", lambda flat: b"", round=1), "replay"),
+        (lambda e: rewritten(e, "server", lambda flat: b"", round=9, kind="gossip"), "bad-header"),
+        (lambda e: rewritten(e, "server", lambda flat: b"x" * 90, round=9), "bad-tree"),
+        (lambda e: rewritten(e, "server", round=9, facts={"size": 4}), "bad-header"),
+        (lambda e: Envelope(e.header, e.body + b"x", e.signature), "bad-signature"),
+    ],
+)
+def test_a_site_refuses_too(posted, spoil, code):
+    site, letters = posted
+    assert code_of(site.answer(spoil(letters[2]))) == code
+
+
+def test_a_site_does_not_go_back_to_an_old_message(posted):
+    site, letters = posted
+    assert code_of(site.answer(letters[1])) == "replay"
+
+
+def test_what_went_wrong_at_a_site_stays_there(tmp_path, monkeypatch):
+    def fails(self, *_):
+        raise RuntimeError("row of patient Miller")
+
+    monkeypatch.setattr(Bench, "train", fails)
+    rules = Rules(sites=4, deadline=1, patience=1)
+    _, server, queue = make("fedavg", tmp_path, rules, reference=False)
+    from coterie.errors import CoterieError
+
+    with pytest.raises(CoterieError, match="0 of 4 sites answered"):
+        server.run(ledger())
+    assert not any(b"Miller" in part for _, _, _, envelope in queue.seen for part in envelope)
+    assert all(code_of(each[3]) == "failed" for each in queue.seen if each[0] == "from" and each[2] == 1)
+    assert "row of patient Miller" in (tmp_path / "a" / "site.log").read_text()
+
+
+def test_who_may_join(tmp_path):
+    """With keys at hand, a name belongs to its key, and nobody else comes in."""
+    _, server, queue = make("fedavg", tmp_path, Rules(sites=4, joining=5), reference=False)
+    server.known = {name: IDENTITIES[name].public + " a comment" for name in NAMES if name != "d"}
+    server.known["c"] = IDENTITIES["stranger"].public
+    from coterie.errors import CoterieError
+
+    with pytest.raises(CoterieError, match=r"2 of 4 sites joined within 5 seconds \(a, b\).*refused") as caught:
+        server.run(ledger())
+    assert "unknown-site" in str(caught.value)
+    assert "bad-signature" in str(caught.value)
+
+
+def test_sites_whose_data_does_not_fit_are_named(tmp_path):
+    from coterie.errors import DataError
+
+    _, server, queue = make("fedavg", tmp_path, RULES, reference=False)
+    own = queue.sites["c"].data
+    queue.sites["c"].data = type(own)(own.name, own.x[:, :3], own.y, own.clients, own.num_classes)
+    with pytest.raises(DataError, match=r"site 'c' has inputs of shape \(3,\).*'a' has \(5,\)"):
+        server.run(ledger())
+
+
+def test_bodies_are_as_small_as_what_is_new_in_them():
+    model = {"w": torch.randn(50, 20), "b": torch.zeros(50)}
+    one = wire.encode({"train": model})
+    assert len(wire.encode({"train": model, "deploy": model})) < len(one) + 150
+    rows = torch.cat([torch.randn(3, 40), torch.zeros(97, 40)])
+    body = wire.encode((rows,))
+    assert len(body) < 4 * 40 * 4 + 250
+    assert torch.equal(wire.decode(body, (torch.empty(100, 40),))[0], rows)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [(), {"a": torch.tensor(1.5)}, (torch.tensor([True, False]), {"n": torch.arange(5)}), {"z": torch.zeros(0, 3)}]
+    + [{"minus": torch.cat([torch.zeros(40, 4), -torch.zeros(40, 4)])}, {"half": torch.ones(70, 2).half()}],
+)
+def test_bodies_come_back_to_the_bit(content):
+    back = wire.decode(wire.encode(content), content)
+    for one, other in zip(tree.leaves(content), tree.leaves(back), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+        if one.is_floating_point():
+            assert torch.equal(torch.signbit(one), torch.signbit(other))
+
+
+def test_rows_that_are_counted_wrong_are_refused():
+    rows = torch.zeros(100, 40)
+    for counts in ("[101]", "[-1,101]", "[50,50,50]", '"x"', "[1e9]", "[true]"):
+        body = wire.encode((rows,)).replace(b"[100]", counts.encode())
+        size = int.from_bytes(body[:8], "little") + len(counts) - 5
+        with pytest.raises(Refused):
+            wire.decode(size.to_bytes(8, "little") + body[8:], (rows,))
+
+
+def test_a_route_needs_all_its_parts():
+    with pytest.raises(Refused, match="missing"):
+        guard.read_header(Envelope(b'{"v": 1}', b"", b""))
+    whole = seal_header({"run": "r", "life": 1, "round": True, "from": "a", "to": SERVER, "kind": "x"}, b"", IDENTITIES["a"])
+    with pytest.raises(Refused):
+        guard.read_header(whole)
