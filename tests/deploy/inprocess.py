@@ -23,7 +23,15 @@ from coterie.experiment.simulation import Simulation
 
 SIZES = (12, 5, 9, 7)
 NAMES = ("a", "b", "c", "d")
-SETTINGS = {"rounds": 3, "batch_size": 4, "local_epochs": 1, "seed": 3, "engine": "loop", "compile": False, "workers": 1}
+SETTINGS = {
+    "rounds": 3,
+    "batch_size": 4,
+    "local_epochs": 1,
+    "seed": 3,
+    "engine": "loop",
+    "compile": False,
+    "workers": 1,
+}
 IDENTITIES = {name: make_identity() for name in (*NAMES, "server", "stranger")}
 
 
@@ -87,7 +95,11 @@ class Queue:
     def _through(self, direction: str, name: str, envelope: Envelope) -> list[Envelope]:
         header = json.loads(envelope.header)
         self.seen.append((direction, name, header["round"], envelope))
-        what = self.fault(direction, name, header["round"], envelope) if header["kind"] not in ("join", "joined") else [envelope]
+        what = (
+            self.fault(direction, name, header["round"], envelope)
+            if header["kind"] not in ("join", "joined")
+            else [envelope]
+        )
         if isinstance(what, int | float):
             assert direction == "from"
             self.later.append((self.time + what, self._address(name), envelope))
@@ -116,7 +128,9 @@ def make(method: str, root: Path, rules: Rules | None = None, fault=None, **sett
     """(setup, server, queue): a federation in this process, and the setup a simulation of it has."""
     setup = prepare(method, data(), model=net, **{**SETTINGS, **settings})
     sites = {
-        name: Site(name, setup.config, setup.method, net, one_client(setup.federation, name), IDENTITIES[name], root / name)
+        name: Site(
+            name, setup.config, setup.method, net, one_client(setup.federation, name), IDENTITIES[name], root / name
+        )
         for name in setup.federation.names
     }
     queue = Queue(sites, fault)
@@ -134,7 +148,13 @@ def simulate(setup, rounds: int = 3, absent: dict[int, set[str]] | None = None) 
     config, names = setup.config, setup.federation.names
     place = make_peers(config.topology, names, config.seed)
     sim = Simulation.start(
-        setup.method, setup.task, setup.federation, config.plan(), config.participants(len(names)), config.seed, place=place
+        setup.method,
+        setup.task,
+        setup.federation,
+        config.plan(),
+        config.participants(len(names)),
+        config.seed,
+        place=place,
     )
     sim.heard = config.clients_heard
     sampled = sim.sample

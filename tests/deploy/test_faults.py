@@ -1,4 +1,4 @@
-"""Sites and servers that die, messages that are lost, late, doubled: the bits are those of a run without the trouble."""
+"""Sites and servers that die, messages lost, late, doubled: the bits are those of a run without the trouble."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def check(setup, server, queue, book, absent=None):
 
 
 def killing(where, times, monkeypatch, queue_of, kill=Killed):
-    """Site b dies `times` times in its second round, before or after what it does there; it starts again empty-handed."""
+    """Site b dies `times` times in its second round, before or after it does `where`; it starts again from its disk."""
     cls, name, after = where
     original, left = getattr(cls, name), [times]
 
@@ -165,16 +165,19 @@ def test_a_server_that_dies_goes_on(where, topology, tmp_path, monkeypatch):
         if dies:
             raise ServerKilled
 
-    with monkeypatch.context() as patch, pytest.raises(ServerKilled):
+    with monkeypatch.context() as patch:
         patch.setattr(cls, name, dying)
-        server.run(ledger())
+        with pytest.raises(ServerKilled):
+            server.run(ledger())
     queue.inbox.clear()
     queue.replies.clear()
     book = Ledger.load(server.out)
     assert book.round == (2 if where == "after the commit" else 1), "at most one round is lost"
     trained = []
     train = Bench.train
-    monkeypatch.setattr(Bench, "train", lambda self, number, *rest: trained.append(number) or train(self, number, *rest))
+    monkeypatch.setattr(
+        Bench, "train", lambda self, number, *rest: trained.append(number) or train(self, number, *rest)
+    )
     result = server.run(book)
     assert [row["round"] for row in result.rounds] == [1, 2, 3]
     assert trained.count(3) == 4
@@ -190,7 +193,9 @@ def test_without_a_quorum_it_stops_in_words_and_goes_on_later(tmp_path):
         return [] if round == 2 and direction == "to" and name != "a" else [envelope]
 
     queue.fault = fault
-    with pytest.raises(CoterieError, match="round 2: 1 of 4 sites answered within 3 times 20 seconds, and 2 are needed"):
+    with pytest.raises(
+        CoterieError, match="round 2: 1 of 4 sites answered within 3 times 20 seconds, and 2 are needed"
+    ):
         server.run(ledger())
     queue.fault = lambda direction, name, round, envelope: [envelope]
     book = Ledger.load(server.out)
@@ -201,7 +206,7 @@ def test_without_a_quorum_it_stops_in_words_and_goes_on_later(tmp_path):
 def test_a_site_whose_disk_is_lost_begins_anew_and_the_others_go_on(tmp_path):
     import shutil
 
-    setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
+    _setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
 
     def fault(direction, name, round, envelope):
         if (direction, name, round) == ("to", "d", 2):

@@ -31,7 +31,9 @@ def spoiled(key, value):
 
 
 def lying_table(flat):
-    table = json.dumps({"up/params/0.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
+    table = json.dumps(
+        {"up/params/0.weight": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}}
+    )
     return len(table).to_bytes(8, "little") + table.encode()
 
 
@@ -63,7 +65,10 @@ BAD = {
     "another receiver": (lambda e: rewritten(e, "b", to="a"), "wrong-receiver"),
     "another's key": (lambda e: rewritten(e, "stranger"), "bad-signature"),
     "a changed body": (lambda e: Envelope(e.header, e.body[:-1] + b"\x01", e.signature), "bad-signature"),
-    "a changed header": (lambda e: Envelope(e.header.replace(b"request", b"reguest"), e.body, e.signature), "bad-signature"),
+    "a changed header": (
+        lambda e: Envelope(e.header.replace(b"request", b"reguest"), e.body, e.signature),
+        "bad-signature",
+    ),
     "no header": (lambda e: Envelope(b"{", e.body, e.signature), "bad-header"),
     "metrics": (lambda e: rewritten(e, "b", metrics={"own": {"validation": {"accuracy": "100"}}}), "bad-header"),
     "another question": (lambda e: rewritten(e, "b", request="0" * 64), "wrong-round"),
@@ -78,7 +83,7 @@ def test_a_bad_answer_is_refused_counted_and_without_effect(what, tmp_path):
         return [spoil(envelope)] if (direction, name, round) == ("from", "b", 2) else [envelope]
 
     rules = Rules(sites=4, deadline=2, joining=30)
-    setup, server, queue = make("fedavg", tmp_path, rules, fault, reference=False, rounds=2, evaluate_every=2)
+    _setup, server, _queue = make("fedavg", tmp_path, rules, fault, reference=False, rounds=2, evaluate_every=2)
     book = ledger()
     said = []
     server.say = said.append
@@ -164,7 +169,7 @@ def test_what_went_wrong_at_a_site_stays_there(tmp_path, monkeypatch):
 
 def test_who_may_join(tmp_path):
     """With keys at hand, a name belongs to its key, and nobody else comes in."""
-    _, server, queue = make("fedavg", tmp_path, Rules(sites=4, joining=5), reference=False)
+    _, server, _queue = make("fedavg", tmp_path, Rules(sites=4, joining=5), reference=False)
     server.known = {name: IDENTITIES[name].public + " a comment" for name in NAMES if name != "d"}
     server.known["c"] = IDENTITIES["stranger"].public
     from coterie.errors import CoterieError
@@ -195,11 +200,17 @@ def test_bodies_are_as_small_as_what_is_new_in_them():
     assert torch.equal(wire.decode(body, (torch.empty(100, 40),))[0], rows)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [(), {"a": torch.tensor(1.5)}, (torch.tensor([True, False]), {"n": torch.arange(5)}), {"z": torch.zeros(0, 3)}]
-    + [{"minus": torch.cat([torch.zeros(40, 4), -torch.zeros(40, 4)])}, {"half": torch.ones(70, 2).half()}],
-)
+CONTENTS = [
+    (),
+    {"a": torch.tensor(1.5)},
+    (torch.tensor([True, False]), {"n": torch.arange(5)}),
+    {"z": torch.zeros(0, 3)},
+    {"minus": torch.cat([torch.zeros(40, 4), -torch.zeros(40, 4)])},
+    {"half": torch.ones(70, 2).half()},
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
 def test_bodies_come_back_to_the_bit(content):
     back = wire.decode(wire.encode(content), content)
     for one, other in zip(tree.leaves(content), tree.leaves(back), strict=True):
@@ -221,6 +232,8 @@ def test_rows_that_are_counted_wrong_are_refused():
 def test_a_route_needs_all_its_parts():
     with pytest.raises(Refused, match="missing"):
         guard.read_header(Envelope(b'{"v": 1}', b"", b""))
-    whole = seal_header({"run": "r", "life": 1, "round": True, "from": "a", "to": SERVER, "kind": "x"}, b"", IDENTITIES["a"])
+    whole = seal_header(
+        {"run": "r", "life": 1, "round": True, "from": "a", "to": SERVER, "kind": "x"}, b"", IDENTITIES["a"]
+    )
     with pytest.raises(Refused):
         guard.read_header(whole)

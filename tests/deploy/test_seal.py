@@ -25,7 +25,7 @@ def held_by_the_server(server, queue) -> bytes:
 @pytest.mark.parametrize("sealed", [True, False])
 def test_what_the_relay_holds_cannot_be_read_by_it(sealed, tmp_path):
     rules = Rules(sites=4, deadline=20, sealed=sealed)
-    setup, server, queue = make("federico", tmp_path, rules, reference=False, topology="ring", neighbours=1)
+    _setup, server, queue = make("federico", tmp_path, rules, reference=False, topology="ring", neighbours=1)
     book = ledger()
     server.run(book)
     held = held_by_the_server(server, queue)
@@ -63,7 +63,7 @@ def test_mail_that_the_relay_changed_is_refused_by_its_receiver(tmp_path, monkey
         ]
 
     monkeypatch.setattr(Mailbox, "of", flipped)
-    _, server, queue = make("fedavg", tmp_path, RULES, reference=False, topology="complete")
+    _, server, _queue = make("fedavg", tmp_path, RULES, reference=False, topology="complete")
     book = ledger()
     server.run(book)
     assert book.sites["b"].refused == {"not-sealed (by a, round 2)": 1}
@@ -81,7 +81,7 @@ def test_a_bad_message_of_a_peer_is_refused_by_its_neighbours_and_the_rest_goes_
         return new, up, *more
 
     monkeypatch.setattr(Bench, "train", train)
-    setup, server, queue = make("fedavg", tmp_path, RULES, reference=False, topology="ring")
+    _setup, server, _queue = make("fedavg", tmp_path, RULES, reference=False, topology="ring")
     book = ledger()
     server.run(book)
     assert book.sites["b"].refused == {"bad-count (by a, round 2)": 1, "bad-count (by c, round 2)": 1}

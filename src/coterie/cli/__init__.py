@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli import compare, data, methods, reproduce, resume, run
+from coterie.cli import compare, data, flower, methods, reproduce, resume, run, site
 from coterie.cli.flags import TAKES_MORE, USAGE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -18,6 +18,8 @@ app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
 app.command()(methods.methods)
 app.command()(data.data)
 app.command()(reproduce.reproduce)
+app.add_typer(flower.app, name="flower")
+app.command()(site.site)
 
 
 def _version(asked: bool) -> None:

@@ -85,14 +85,16 @@ class Delivery:
     def _arrived(self, number: int, address: str, envelope: Envelope | None) -> None:
         name = self.joining.name_at(address)
         if envelope is None:
+            self.joining.failed(address)
             if name in self.waiting:
                 self._failed(name, "failed")
             return
         try:
             header = guard.read_header(envelope)
             if header["kind"] == "joined":
+                before = dict(self.joining.addresses)
                 back = self.joining.take(address, envelope, header, members=True)
-                if back in self.waiting:
+                if back in self.waiting and before.get(back) != address:
                     self._post({back: self.letters[back]})
                 return
             if name is None or header["from"] != name:
@@ -109,7 +111,9 @@ class Delivery:
             self._refuse(number, name, refused)
 
     def _refuse(self, number: int, name: str | None, refused: Refused) -> None:
-        self.joining.say(f"round {number}: refused a message of {name or 'an unknown site'} ({refused.code}): {refused}")
+        self.joining.say(
+            f"round {number}: refused a message of {name or 'an unknown site'} ({refused.code}): {refused}"
+        )
         if name is None:
             return
         self.ledger.sites[name].refuse(refused.code)

@@ -8,6 +8,7 @@ as in a simulation: nothing of it depends on other sites' data.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,16 +55,14 @@ class Declaration:
                 raise ValueError
         except (TypeError, KeyError, ValueError) as error:
             raise Refused("bad-header", "what the site declares cannot be read") from error
-        return cls(**sizes, **shapes, classes=classes)
+        return cls(sizes["train"], sizes["validation"], sizes["test"], shapes["shape"], shapes["y_shape"], classes)
 
 
 def declare(federation: Federation) -> Declaration:
     """Of a federation that holds one client."""
     split = federation.split(0)
     sizes = len(split.train), len(split.validation), len(split.test)
-    return Declaration(
-        *sizes, tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:]), federation.num_classes
-    )
+    return Declaration(*sizes, tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:]), federation.num_classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ def hollow(config: Config, declared: Mapping[str, Declaration], facts: Facts) ->
     splits, start = {}, 0
     for name, each in declared.items():
         ends = np.cumsum([start, each.train, each.validation, each.test])
-        splits[name] = Split(*(np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)))
+        splits[name] = Split(*(np.arange(a, b) for a, b in itertools.pairwise(ends)))
         start = int(ends[-1])
     x = torch.zeros(1, dtype=torch.uint8).expand(start, *facts.shape)
     y = torch.zeros(1, dtype=torch.float32 if facts.classes is None else torch.int64).expand(start, *facts.y_shape)

@@ -111,5 +111,3 @@ def _complaints(told: Any) -> list[list[Any]]:
     if not right:
         raise Refused("bad-header", "refusals that cannot be read")
     return list(told)
-
-

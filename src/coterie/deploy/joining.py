@@ -18,7 +18,7 @@ from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 from coterie.errors import CoterieError
 
-AGAIN = 10.0  # seconds until an address that said nothing is asked once more
+AGAIN = 300.0  # seconds until an address that said nothing is asked once more; each time costs it a process
 
 
 @dataclass
@@ -52,9 +52,13 @@ class Joining:
         self.asked |= dict.fromkeys(new, now)
         self.transport.post(dict.fromkeys(new, letter))
 
+    def failed(self, address: str) -> None:
+        """No answer will come from there: it may be asked again."""
+        self.asked.pop(address, None)
+
     def take(self, address: str, envelope: Envelope, header: dict[str, Any], members: bool) -> str:
         """The name that joined from `address`. With `members`, the federation is complete: no new names."""
-        name = header["from"]
+        name: str = header["from"]
         card = seal.check_card(name, header.get("card"), self.known, self.ledger.cards)
         if self.known and name not in self.known:
             raise Refused("unknown-site", f"there is no key for '{name}'")
@@ -87,6 +91,7 @@ class Joining:
             self.invite()
             for address, envelope in self.transport.poll(1.0):
                 if envelope is None:
+                    self.failed(address)
                     continue
                 try:
                     header = guard.read_header(envelope)

@@ -53,7 +53,7 @@ class Mailbox:
     @classmethod
     def load(cls, out: Path, told: Any, round: int) -> Mailbox:
         flat = files.read_tensors(cls._file(out, round)) if told["letters"] else {}
-        letters = [Letter(*each, as_bytes(flat[str(i)])) for i, each in enumerate(told["letters"])]
+        letters = [Letter(each[0], each[1], each[2], as_bytes(flat[str(i)])) for i, each in enumerate(told["letters"])]
         return cls(letters, {int(key): names for key, names in told["heard"].items()})
 
     @classmethod

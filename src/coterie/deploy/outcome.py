@@ -60,9 +60,7 @@ def scores(setup: Setup, told: Sequence[Mapping[str, Mapping[str, float]] | None
         if part.startswith("global_") and not any(each and part in each for each in told):
             continue
         names = METRICS[setup.task.kind]
-        found[part] = {
-            name: [float((each or {}).get(part, {}).get(name, math.nan)) for each in told] for name in names
-        }
+        found[part] = {name: [float((each or {}).get(part, {}).get(name, math.nan)) for each in told] for name in names}
     return found
 
 

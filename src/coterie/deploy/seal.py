@@ -45,7 +45,9 @@ class Route:
 def exchange_key_at(path: Path) -> X25519PrivateKey:
     """The site's secret, which is made where there is none; readable by its owner only."""
     if not path.exists():
-        files.write(path, lambda temporary: keys.write_private(temporary, X25519PrivateKey.generate().private_bytes_raw()))
+        files.write(
+            path, lambda temporary: keys.write_private(temporary, X25519PrivateKey.generate().private_bytes_raw())
+        )
     data = path.read_bytes()
     if len(data) != 32:
         raise CoterieError(f"'{path}' is not an exchange key: it has {len(data)} bytes instead of 32")

@@ -115,9 +115,7 @@ class Rounds:
         names = federation.names
         near = None
         if peers is not None:
-            near = {
-                name: tuple(names[j] for j in peers.near[i] if j != i) for i, name in enumerate(names)
-            }
+            near = {name: tuple(names[j] for j in peers.near[i] if j != i) for i, name in enumerate(names)}
             start = ()
         state = State(start, ())
         if ledger.round:
@@ -210,9 +208,7 @@ class Rounds:
             letters[name] = self._seal(name, number, told, wire.encode(content))
         return letters, train
 
-    def _peer_letter(
-        self, number: int, name: str, sampled: list[int], evaluating: bool, header: Record
-    ) -> Envelope:
+    def _peer_letter(self, number: int, name: str, sampled: list[int], evaluating: bool, header: Record) -> Envelope:
         assert self.setup.peers is not None
         assert self.forms.near is not None
         index, base = self.names.index(name), self.ledger.base.get(name, 0)
@@ -350,9 +346,8 @@ class Rounds:
             self.server.say(f"round {number}: {came} of {len(training)} sites")
 
 
-
 def _finished(name: str, envelope: Envelope, header: Record) -> bool:
     if header["kind"] == "refused":
         code = str(header.get("code"))
         raise Refused(code if code in CODES else "failed", "the site could not write its model")
-    return header["kind"] == "finished"
+    return bool(header["kind"] == "finished")

@@ -182,7 +182,9 @@ class Site:
         most = wire.limit(private.up) + post.OVERHEAD
         if any(not 0 <= size <= most for _, _, size in letters):
             raise Refused("too-large", f"mail of more than {most} bytes")
-        form = {"mail": {str(i): torch.empty(each[2], dtype=torch.uint8, device="meta") for i, each in enumerate(letters)}}
+        form = {
+            "mail": {str(i): torch.empty(each[2], dtype=torch.uint8, device="meta") for i, each in enumerate(letters)}
+        }
         content = wire.decode(envelope.body, form)["mail"]
         secret = seal.exchange_key_at(self.root / "exchange.key")
         heard: dict[int, dict[int, Tree]] = {}
@@ -190,9 +192,7 @@ class Site:
         for i, (round, sender, _) in enumerate(letters):
             try:
                 data = as_bytes(content[str(i)])
-                index, up = post.read(
-                    circle, secret, header["run"], (round, sender), data, private.up, self.norm_bound
-                )
+                index, up = post.read(circle, secret, header["run"], (round, sender), data, private.up, self.norm_bound)
                 heard.setdefault(round, {})[index] = up
             except Refused as error:
                 self._log(header, f"mail of '{sender}' in round {round} refused ({error.code}): {error}")
@@ -243,6 +243,3 @@ def one_client(federation: Federation, name: str) -> Federation:
         start += len(part)
     own = type(split)(*places)
     return Federation(federation.name, federation.x[where], federation.y[where], {name: own}, federation.num_classes)
-
-
-

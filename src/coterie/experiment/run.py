@@ -92,6 +92,8 @@ def resume(
     A run whose data or model was given in Python needs the same ones again.
     """
     path = Path(path)
+    if (path / "deployment.json").exists():
+        raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' goes on with it")
     values = _read_config(path)
     named = {"data": values["data"] in SOURCES, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():

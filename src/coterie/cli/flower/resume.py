@@ -1,0 +1,61 @@
+"""`coterie flower resume`: go on with a deployed run whose server stopped."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.console import say, stdout
+from coterie.cli.errors import in_words
+from coterie.cli.flower.needed import needs_flower
+from coterie.cli.flower.table import watching
+from coterie.cli.flower.up import Limit
+from coterie.cli.run import Quiet
+from coterie.cli.tables import print_result
+from coterie.errors import ConfigError
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")],
+    app: Annotated[Path | None, typer.Option(help="the Flower app of the run, if 'up' did not start it")] = None,
+    superlink: Annotated[str | None, typer.Option(help="the SuperLink, as 'flwr run' names it")] = None,
+    limit: Limit = 3600.0,
+    quiet: Quiet = False,
+) -> None:
+    """Go on from the last round that the server completed; at most one round is done again.
+
+    A run of 'coterie flower up' is started again here. For one on other machines, name its --app and --superlink: it is
+    submitted again, and the sites, which need not be started anew, go on from their own disks.
+    """
+    with in_words() as ending:
+        needs_flower()
+        from coterie.deploy import settings
+        from coterie.deploy.ledger import Ledger
+        from coterie.deploy.processes import call, environment, program
+        from coterie.deploy.up import app_config
+        from coterie.deploy.up import up as start
+
+        ledger = Ledger.load(run)
+        if ledger.finished:
+            raise ConfigError([f"'{run}' is complete: there is nothing to go on with"])
+        ending.advice = f"Go on with: coterie flower resume {shlex.quote(str(run))}"
+        console = stdout()
+        own = run / "flower" / "app"
+        if app is None and not own.exists():
+            raise ConfigError([f"'{run}' was not started by 'coterie flower up': name its --app and --superlink"])
+        if not quiet:
+            say(console, f"going on after round {ledger.round} with {', '.join(ledger.declared)}")
+        if app is not None:
+            words = f'deploy.resume=true deploy.out="{run.resolve()}"'
+            command = [program("flwr"), "run", str(app), *([superlink] if superlink else []), "--run-config", words]
+            say(console, call(command, environment()).strip())
+            return
+        flat = app_config(own)
+        config, method, deploy = settings.read(flat, own_data=False, own_model=False)
+        rules = {"deadline": deploy.deadline, "quorum": deploy.quorum, "joining": deploy.joining}
+        with watching(console, quiet) as watch:
+            result = start(config, method, list(ledger.declared), run, rules, watch, limit)
+        print_result(console, result, quiet=quiet, bmta=False)

@@ -1,0 +1,67 @@
+"""The table of sites while a federation runs: alive on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from coterie.cli.console import say
+
+Told = dict[str, Any]
+
+
+@contextlib.contextmanager
+def watching(console: Console, quiet: bool) -> Iterator[Callable[[Told], None]]:
+    if quiet:
+        yield lambda told: None
+    elif console.is_terminal:
+        with Live(console=console, transient=True, refresh_per_second=2) as live:
+            yield lambda told: live.update(site_table(told))
+    else:
+        yield Changes(console)
+
+
+class Changes:
+    """One line whenever a round is closed or a message was refused."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._last = console, ""
+
+    def __call__(self, told: Told) -> None:
+        sites = told["sites"]
+        losses = [each["loss"] for each in sites.values() if each["loss"] is not None]
+        words = [told["doing"] if not told["round"] else f"round {told['round']} closed"]
+        silent = [name for name, each in sites.items() if each["state"] in ("silent", "failed")]
+        refused = {name: each["refused"] for name, each in sites.items() if each["refused"]}
+        words += [f"mean loss {sum(losses) / len(losses):.4g}"] if losses else []
+        words += [f"silent: {', '.join(silent)}"] if silent else []
+        words += [f"refused from {name}: {_counts(codes)}" for name, codes in refused.items()]
+        line = "; ".join(filter(None, words))
+        if line and line != self._last:
+            self._last = line
+            say(self._console, line)
+
+
+def site_table(told: Told) -> Table:
+    title = f"{told['run']}: {told['doing'] or 'round ' + str(told['round'])}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("site")
+    table.add_column("state")
+    for name in ("round", "last seen", "loss", "validation", "sent", "received", "refused"):
+        table.add_column(name, justify="right")
+    for name, each in told["sites"].items():
+        seen = f"{max(0.0, time.time() - each['seen']):.0f} s ago" if each["seen"] else "-"
+        numbers = ["-" if each[key] is None else f"{each[key]:.3f}" for key in ("loss", "metric")]
+        size = [f"{each[key] / 1e6:.2f} MB" for key in ("bytes_up", "bytes_down")]
+        table.add_row(name, each["state"], str(each["round"]), seen, *numbers, *size, _counts(each["refused"]) or "0")
+    return table
+
+
+def _counts(refused: dict[str, int]) -> str:
+    return ", ".join(f"{number} {code}" for code, number in refused.items())

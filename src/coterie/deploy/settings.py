@@ -1,0 +1,100 @@
+"""The settings of a deployed run, from the flat table that a Flower app has (`[tool.flwr.app.config]`).
+
+Coterie's own settings have the names they have in a TOML file (`rounds`, `hyper.sigma2`, `optimizer.lr`); those of the
+deployment begin with `deploy.`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from coterie.data import SOURCES
+from coterie.deploy.contract import Rules
+from coterie.errors import ConfigError
+from coterie.experiment.config import TABLES, Config, resolve
+from coterie.experiment.setup import optimizer_values
+from coterie.hyper import AnyMethod, values_of
+
+SIMULATOR = ("engine", "compile", "workers", "memory", "checkpoint_every")  # what only a simulation has
+
+
+class Deploy(BaseModel):
+    """What only a deployed run has. Every field is a key `deploy.NAME`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    federation: str = Field("federation", pattern=r"^[A-Za-z0-9_.-]+$", description="its name; sites keep state by it")
+    sites: int = Field(2, ge=1, description="how many sites to wait for at the start")
+    names: str = Field("", description="their names with commas between, in order; empty: whoever joins first, by name")
+    deadline: float = Field(600.0, gt=0, description="seconds after which a round closes with those who answered")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of the sampled sites that a round needs")
+    patience: int = Field(3, ge=1, description="deadlines to wait for a quorum before stopping")
+    joining: float = Field(600.0, gt=0, description="seconds to wait for the sites at the start")
+    norm_bound: float = Field(1e6, gt=0, description="largest norm of a site's message")
+    sealed: bool = Field(True, description="mail between peers is encrypted end to end")
+    keys: str = Field("", description="folder with the sites' public keys, NAME.pub; empty: the first key of a name")
+    key: str = Field("", description="the server's own private key; empty: one is made in the run folder")
+    out: str = Field("", description="the run folder; empty: a new one in runs/")
+    resume: bool = Field(False, description="go on with the run in `out`")
+
+    def rules(self) -> Rules:
+        names = tuple(name.strip() for name in self.names.split(",") if name.strip())
+        same = {field.name for field in dataclasses.fields(Rules)} - {"names"}
+        return Rules(names=names, **{key: value for key, value in self.model_dump().items() if key in same})
+
+
+def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[Config, AnyMethod, Deploy]:
+    """Checked, everything that is wrong at once."""
+    values: dict[str, Any] = {}
+    deploy: dict[str, Any] = {}
+    for key, value in flat.items():
+        table, dot, name = key.replace("-", "_").partition(".")
+        if not dot:
+            values[table] = value
+        elif table == "deploy":
+            deploy[name] = value
+        else:
+            values.setdefault(table, {})[name] = value
+    if isinstance(values.get("topology"), str) and ";" in values["topology"]:
+        values["topology"] = [tuple(edge.split(",")) for edge in values["topology"].split(";")]
+    values = {key: value for key, value in values.items() if value != ""}  # TOML has no word for "not set"
+    for one, other in {"local_steps": "local_epochs", "clients_per_round": "fraction"}.items():
+        if one in values:
+            values.pop(other, None)
+    own_data = own_data or values.get("data") not in SOURCES
+    problems: list[str] = []
+    config, method, settings = None, None, None
+    if own_model:
+        values["model"] = "own-model"
+    try:
+        config, method = resolve(values, own_data=own_data, own_model=own_model)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        settings = Deploy(**deploy)
+    except pydantic.ValidationError as error:
+        problems += [f"deploy.{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()]
+    if problems or config is None or method is None or settings is None:
+        raise ConfigError(problems)
+    resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}
+    return config.model_copy(update=resolved), method, settings
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """As the app's table has them: values that TOML and Flower know, one level of dots; "" is not set."""
+    flat: dict[str, Any] = {}
+    for key, value in config.model_dump().items():
+        if key in SIMULATOR:
+            continue
+        if key in TABLES:
+            flat |= {f"{key}.{name}": each for name, each in value.items() if each is not None}
+        elif isinstance(value, list):
+            flat[key] = ";".join(",".join(edge) for edge in value)
+        else:
+            flat[key] = "" if value is None else value
+    return flat

@@ -1,0 +1,227 @@
+"""A whole federation on this machine: a SuperLink and SuperNodes on loopback, with TLS and keys made for the occasion.
+
+RUN/flower/ holds what it needs: certs, the app, Flower's home, logs, and sites/, each site's own folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.deploy import app, certs, outcome
+from coterie.deploy.facts import build_task, gather, hollow
+from coterie.deploy.ledger import Ledger
+from coterie.deploy.processes import Process, call, environment, free_ports, program, wait_for_port
+from coterie.errors import ConfigError, CoterieError
+from coterie.evaluation.metrics import METRICS
+from coterie.experiment import files
+from coterie.experiment.config import Config, read_toml
+from coterie.experiment.folder import RunFolder, safe_name
+from coterie.experiment.result import Result
+from coterie.experiment.run import _local_like
+from coterie.experiment.setup import Setup
+from coterie.hyper import AnyMethod
+
+Watch = Callable[[dict[str, Any]], None]  # is told the table of sites, again and again
+START = 60.0  # seconds for a process to answer
+LOCAL = "127.0.0.1"
+
+
+@dataclass
+class Federation:
+    """The running processes."""
+
+    work: Path
+    names: Sequence[str]
+    port: int = 0
+    superlink: Process | None = None
+    workers: dict[str, Process] = field(default_factory=dict)
+    supernodes: dict[str, Process] = field(default_factory=dict)
+    sockets: Path | None = None
+
+    @property
+    def home(self) -> Path:
+        return self.work / "home"
+
+    def start(self) -> None:
+        certs.make(self.work / "certs", [LOCAL, "localhost"], self.names, days=30)
+        self.start_superlink()
+        for name in self.names:
+            public = self.work / "certs" / "sites" / f"{safe_name(name)}.key.pub"
+            self._flwr("supernode", "register", str(public), "up")
+        for name in self.names:
+            self.start_supernode(name)
+
+    def start_superlink(self) -> None:
+        self.port = free_ports(1)[0]
+        place = self.work / "certs"
+        shutil.rmtree(self.work / "database", ignore_errors=True)
+        (self.work / "database").mkdir(parents=True)
+        tls = [
+            *("--ssl-ca-certfile", str(place / "ca.crt")),
+            *("--ssl-certfile", str(place / "server.crt"), "--ssl-keyfile", str(place / "server.key")),
+        ]
+        database = ["--database", str(self.work / "database" / "superlink.db")]
+        command = [program("flower-superlink"), "--host", LOCAL, "--port", str(self.port), *tls, *database]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        self.superlink = Process(command, self.work / "logs" / "superlink.log", environment(self.home))
+        wait_for_port(self.port, self.superlink, START)
+        lines = ["[superlink.up]", f'address = "{LOCAL}:{self.port}"', f'root-certificates = "{place / "ca.crt"}"']
+        files.write_text(self.home / "config.toml", "\n".join(lines) + "\n")
+
+    def start_supernode(self, name: str) -> None:
+        place = self.work / "certs"
+        key = place / "sites" / f"{safe_name(name)}.key"
+        env = environment(self.work / "homes" / safe_name(name))
+        worker = self._sockets() / f"{len(self.workers)}-{time.monotonic_ns()}"
+        log = self.work / "logs" / f"worker-{safe_name(name)}.log"
+        self.workers[name] = Process([sys.executable, "-m", "coterie.deploy.worker", str(worker)], log, env)
+        node = {"client": name, "store": self.work / "sites", "key": key, "keys": place / "keys", "worker": worker}
+        command = supernode(f"{LOCAL}:{self.port}", place / "ca.crt", key, free_ports(1)[0], node)
+        self.supernodes[name] = Process(command, self.work / "logs" / f"site-{safe_name(name)}.log", env)
+
+    def _sockets(self) -> Path:
+        """A folder that only we can enter, with a name short enough for a socket."""
+        if self.sockets is None:
+            self.sockets = Path(tempfile.mkdtemp(prefix="coterie-"))
+        return self.sockets
+
+    def submit(self, **settings: Any) -> None:
+        """Run the app; each keyword is a key of its deploy table."""
+        config = " ".join(f"deploy.{key}={_toml(value)}" for key, value in settings.items())
+        self._flwr("run", str(self.work / "app"), "up", "--run-config", config)
+
+    def stop(self) -> None:
+        for name in list(self.supernodes):
+            self.stop_site(name)
+        if self.superlink is not None:
+            self.superlink.stop()
+        if self.sockets is not None:
+            shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def stop_site(self, name: str, *, kill: bool = False) -> None:
+        for process in (self.supernodes.pop(name), self.workers.pop(name)):
+            process.kill() if kill else process.stop()
+
+    def _flwr(self, *words: str) -> str:
+        return call([program("flwr"), *words], environment(self.home))
+
+
+def supernode(superlink: str, ca: Path, key: Path, port: int, node: dict[str, Any]) -> list[str]:
+    """The command of one site."""
+    told = " ".join(f"{name}={_toml(str(value))}" for name, value in node.items() if value)
+    command = [program("flower-supernode"), "--superlink", superlink, "--root-certificates", str(ca)]
+    return [*command, "--auth-supernode-private-key", str(key), "--port", str(port), "--node-config", told]
+
+
+@contextmanager
+def federation(work: Path, names: Sequence[str]) -> Iterator[Federation]:
+    """Everything that was started is stopped, whatever happens."""
+    running = Federation(work.resolve(), names)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def up(
+    config: Config,
+    method: AnyMethod,
+    names: Sequence[str],
+    out: Path,
+    deploy: dict[str, Any],
+    watch: Watch,
+    limit: float,
+) -> Result:
+    """Run (or, where `out` holds its ledger, go on with) a federation of these clients of a data set."""
+    work = out.resolve() / "flower"
+    going_on = (out / "deployment.json").exists()
+    if going_on and Ledger.load(out).finished:
+        raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
+    settings = {"sites": len(names), "names": ",".join(names), "out": str(out.resolve()), **deploy}
+    settings |= {"key": str(work / "certs" / "server-app.key"), "keys": str(work / "certs" / "keys")}
+    if not (work / "app" / "pyproject.toml").exists():
+        app.write(work / "app", config, settings)
+    (out / "error.json").unlink(missing_ok=True)
+    with federation(work, names) as running:
+        running.submit(resume=going_on)
+        wait(running, out, watch, limit)
+    collect(out, work, names)
+    return read_back(config, method, out)
+
+
+def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
+    until = time.monotonic() + limit
+    assert running.superlink is not None
+    while time.monotonic() < until:
+        if (out / "sites.json").exists():
+            table = files.read_json(out / "sites.json")
+            watch(table)
+            if table["finished"]:
+                return
+        if (out / "error.json").exists():
+            raise CoterieError(files.read_json(out / "error.json")["error"])
+        if not running.superlink.running:
+            raise CoterieError(f"the SuperLink ended; the end of its log:\n{running.superlink.tail()}")
+        time.sleep(0.5)
+    raise CoterieError(
+        f"not done within {limit:g} seconds: 'coterie flower resume {out}' goes on; logs are in {out}/flower"
+    )
+
+
+def collect(out: Path, work: Path, names: Sequence[str]) -> None:
+    """The sites are on this machine: their models are laid into the run folder too, as a simulation has them."""
+    run = Ledger.load(out).run
+    for name in names:
+        result = work / "sites" / safe_name(name) / safe_name(run) / safe_name(name) / "result"
+        for part in ("", "reference"):
+            source = result / part / "clients"
+            if source.is_dir():
+                shutil.copytree(source, out / part / "clients", dirs_exist_ok=True)
+
+
+def read_back(config: Config, method: AnyMethod, out: Path) -> Result:
+    """What the server wrote, as a result."""
+    ledger = Ledger.load(out)
+    facts = gather(config, ledger.declared)
+    task = build_task(config, config.model, facts)
+    metric = config.select or METRICS[task.kind][0]
+    setup = Setup(config, method, hollow(config, ledger.declared, facts), task, metric)
+    reference = None
+    if (out / "reference" / "rounds.jsonl").exists():
+        alone = RunFolder(out / "reference").read_rounds(config.rounds)
+        local = setup.with_method(_local_like(method))
+        reference = outcome.conclude(local, out / "reference", alone, ledger.best_alone, None)
+    return outcome.conclude(setup, out, RunFolder(out).read_rounds(config.rounds), ledger.best, None, reference)
+
+
+def check_names(names: Sequence[str], sites: int | None, data: str) -> Sequence[str]:
+    if sites is not None and not 1 <= sites <= len(names):
+        raise ConfigError([f"--sites {sites}: {data} has {len(names)} clients"])
+    return names[: sites or len(names)]
+
+
+def app_config(folder: Path) -> dict[str, Any]:
+    """The flat settings of an app, as Flower would give them."""
+    table = read_toml(folder / "pyproject.toml")["tool"]["flwr"]["app"]["config"]
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

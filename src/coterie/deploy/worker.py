@@ -1,0 +1,55 @@
+"""A site's worker: one process that keeps data and model in memory and answers the site's messages, one at a time.
+
+`python -m coterie.deploy.worker SOCKET`. The socket lies in a folder that only its owner can enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from coterie.deploy.flower import make_site
+from coterie.deploy.site import Site
+from coterie.deploy.wire import Envelope
+from coterie_site import parts
+
+
+def serve(path: Path, parent: int) -> None:
+    """Until the process that asked for it is gone."""
+    sites: dict[bytes, Site] = {}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(2.0)
+        while os.getppid() == parent:
+            try:
+                stream, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with stream, contextlib.suppress(OSError):
+                stream.settimeout(60.0)
+                about, *envelope = parts.read(stream, 4)
+                if about not in sites:
+                    sites = {about: _site(about)}  # of one run at a time
+                stream.settimeout(None)
+                parts.write(stream, list(sites[about].answer(Envelope(*envelope))))
+
+
+def _site(about: bytes) -> Site:
+    run, node = json.loads(about)
+    try:
+        return make_site(run, node, None, None)
+    except Exception as error:
+        print(traceback.format_exc(), flush=True)
+        raise ConnectionError("the site cannot be made") from error
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    serve(Path(sys.argv[1]), os.getppid())
