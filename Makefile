@@ -27,10 +27,11 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/class_moments.py
+	$(BIN)/python benchmarks/flower_round.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray]"
 	touch $(STAMP)
 
 clean:

@@ -178,3 +178,17 @@ def private(queue: Queue, book: Ledger, name: str):
     if site.config.topology != "server":
         like = bench.initial_peer(torch.zeros(len(NAMES), dtype=torch.int64), 1)
     return store._read("state", store.states()[-1], like)
+
+
+TABLE = {
+    "run": "stroke-0a1b",
+    "round": 3,
+    "doing": "",
+    "finished": False,
+    "sites": {
+        "aachen": {
+            **{"state": "silent", "round": 2, "seen": 1.0, "loss": 0.5, "metric": 0.75},
+            **{"bytes_up": 1_200_000, "bytes_down": 900, "refused": {"late": 2}},
+        }
+    },
+}

@@ -15,6 +15,7 @@ flwr = pytest.importorskip("flwr", reason="needs pip install 'coterie[flower]'")
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from coterie import tree  # noqa: E402
 from coterie.data import load as load_data  # noqa: E402
@@ -42,6 +43,8 @@ class InProcess(Grid):
         self.app, self.run_config = app, run_config
         self.nodes = {i: Context(1, i, node, RecordDict(), dict(run_config)) for i, node in enumerate(nodes, 100)}
         self.replies, self.broken, self.sizes = {}, {}, []
+        # As Flower's own processes begin: a message knows who sends it.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
     def set_run(self, run): ...
 
@@ -166,14 +169,12 @@ def test_bytes_are_those_of_the_methods_messages(tmp_path):
     def wide(shape, outputs):
         return torch.nn.Sequential(torch.nn.Linear(*shape, 3000), torch.nn.ReLU(), torch.nn.Linear(3000, outputs))
 
-    setup, grid, run_config = play("fedavg", tmp_path, rounds=2)
+    _setup, grid, run_config = play("fedavg", tmp_path, rounds=2)
     grid.app = client_app(model=wide, data=lambda node: data())
     run_server(grid, run_config, wide)
     rows = RunFolder(tmp_path / "run").read_rounds(9)
     trains = [pair for pair in grid.sizes if pair[0].metadata.message_type == "train"][4:8]  # round 2: all there is
-    sent, answered = (
-        sum(len(part) for pair in trains for part in from_records(pair[side].content)) for side in (0, 1)
-    )
+    sent, answered = (sum(len(part) for pair in trains for part in from_records(pair[side].content)) for side in (0, 1))
     assert rows[1]["bytes_down"] < sent < 1.02 * rows[1]["bytes_down"]
     assert rows[1]["bytes_up"] < answered < 1.02 * rows[1]["bytes_up"]
 
@@ -277,12 +278,24 @@ def test_in_rays_simulation_the_bits_are_the_simulators(tmp_path):
     setup, out = first(deployed("fedamp"), 3), tmp_path / "run"
     rules = {"sites": 3, "names": ",".join(setup.federation.names), "out": str(out), "joining": 300.0}
     folder = app_folder.write(tmp_path / "app", setup.config, rules)
-    code = (
-        "import sys; from flwr.simulation import run_simulation; from coterie.flower import client_app, server_app\n"
-        "from coterie.deploy.up import app_config; from pathlib import Path; import flwr.simulation.run_simulation as r\n"
-        f"flat = app_config(Path({str(folder)!r}))\n"
-        "run_simulation(server_app(), client_app(), num_supernodes=3, run_config=flat)\n"
-    )
+    code = f"""
+from pathlib import Path
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from coterie.deploy.flower import run_server
+from coterie.deploy.up import app_config
+from coterie.flower import client_app
+flat = app_config(Path({str(folder)!r}))
+server, client, ours = ServerApp(), ClientApp(), client_app()
+server.main()(lambda grid, context: run_server(grid, flat, None))
+def answer(message, context):
+    context.run_config = flat
+    return ours(message, context)
+client.train()(answer)
+client.query()(answer)
+run_simulation(server, client, num_supernodes=3)
+"""
     log = tmp_path / "log"
     env = processes.environment(tmp_path / "home", {"COTERIE_SITES": str(tmp_path / "sites"), "OMP_NUM_THREADS": "1"})
     process = processes.Process([sys.executable, "-c", code], log, env, tmp_path)

@@ -40,6 +40,7 @@ class Federation:
 
     work: Path
     names: Sequence[str]
+    data: str = ""  # a function package.module:name of the node's configuration; empty: the data set of the settings
     port: int = 0
     superlink: Process | None = None
     workers: dict[str, Process] = field(default_factory=dict)
@@ -83,7 +84,14 @@ class Federation:
         worker = self._sockets() / f"{len(self.workers)}-{time.monotonic_ns()}"
         log = self.work / "logs" / f"worker-{safe_name(name)}.log"
         self.workers[name] = Process([sys.executable, "-m", "coterie.deploy.worker", str(worker)], log, env)
-        node = {"client": name, "store": self.work / "sites", "key": key, "keys": place / "keys", "worker": worker}
+        node: dict[str, Any] = {
+            "client": name,
+            "data": self.data,
+            "store": self.work / "sites",
+            "key": key,
+            "keys": place / "keys",
+            "worker": worker,
+        }
         command = supernode(f"{LOCAL}:{self.port}", place / "ca.crt", key, free_ports(1)[0], node)
         self.supernodes[name] = Process(command, self.work / "logs" / f"site-{safe_name(name)}.log", env)
 
@@ -122,9 +130,9 @@ def supernode(superlink: str, ca: Path, key: Path, port: int, node: dict[str, An
 
 
 @contextmanager
-def federation(work: Path, names: Sequence[str]) -> Iterator[Federation]:
+def federation(work: Path, names: Sequence[str], data: str = "") -> Iterator[Federation]:
     """Everything that was started is stopped, whatever happens."""
-    running = Federation(work.resolve(), names)
+    running = Federation(work.resolve(), names, data)
     try:
         running.start()
         yield running

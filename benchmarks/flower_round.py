@@ -1,0 +1,187 @@
+"""A trivial round on real processes: Coterie's FedAvg against Flower's own, in one run, on the same SuperNodes.
+
+    python benchmarks/flower_round.py                   4 sites, 4 rounds of each, as a ratio
+    python benchmarks/flower_round.py --sites 2 --rounds 2
+
+Both send the same network (784-100-10, 318 kB) and train almost nothing, so that what is measured is what a round costs
+beside the work: messages, processes, polling. Both train and evaluate in every round. The first round of each is left
+out: Flower unpacks an app at each node then. The last lines say how many bytes Coterie's messages had beside the
+method's own, as envelopes and as the objects that Flower makes of them. Needs `pip install 'coterie[flower]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+EXAMPLES = 40
+NAMES = ("site-1", "site-2", "site-3", "site-4", "site-5", "site-6", "site-7", "site-8")
+
+PLAIN_SERVER = """
+import json, time
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flower_round import network
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    sites, rounds = context.run_config["sites"], context.run_config["rounds"]
+    while len(list(grid.get_node_ids())) < sites:
+        time.sleep(0.5)
+    strategy = FedAvg(min_train_nodes=sites, min_evaluate_nodes=sites, min_available_nodes=sites)
+    arrays = ArrayRecord(network((784,), 10).state_dict())
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    begin = time.monotonic()
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+    seconds = (time.monotonic() - begin) / rounds
+    with open(context.run_config["out"], "w") as file:
+        json.dump({"seconds": seconds}, file)
+"""
+
+PLAIN_CLIENT = """
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flower_round import examples, network
+
+app = ClientApp()
+
+def load(message):
+    model = network((784,), 10)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    return model, *examples()
+
+@app.train()
+def train(message, context):
+    model, x, y = load(message)
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.01 * p.grad
+    metrics = MetricRecord({"loss": loss.item(), "num-examples": len(x)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+@app.evaluate()
+def evaluate(message, context):
+    model, x, y = load(message)
+    accuracy = (model(x).argmax(1) == y).float().mean().item()
+    metrics = MetricRecord({"accuracy": accuracy, "num-examples": len(x)})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+"""
+
+PLAIN_APP = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "plain"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = ["flwr"]
+[tool.flwr.app]
+publisher = "coterie"
+[tool.flwr.app.components]
+serverapp = "plain.server_app:app"
+clientapp = "plain.client_app:app"
+[tool.flwr.app.config]
+sites = {sites}
+rounds = {rounds}
+out = "{out}"
+"""
+
+
+def network(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 100), nn.ReLU(), nn.Linear(100, outputs))
+
+
+def examples(node: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(EXAMPLES, 784, generator=draw), torch.arange(EXAMPLES) % 10
+
+
+def until(path: Path, done: Any, seconds: float, what: str) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if path.exists() and done(found := json.loads(path.read_text())):
+            return found
+        time.sleep(0.2)
+    raise SystemExit(f"{what} was not done within {seconds:g} seconds")
+
+
+def flower_bytes(envelope: tuple[bytes, bytes, bytes]) -> int:
+    """All objects of a message, as Flower writes them."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from coterie_site import to_records
+
+    return sum(len(each.deflate()) for each in get_all_nested_objects(to_records(*envelope)).values())
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, default=4, choices=range(1, len(NAMES) + 1))
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds for each side")
+    asked = parser.parse_args(argv)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+    sys.path.append(str(HERE))
+
+    from coterie import tree
+    from coterie.deploy import app, guard, settings, wire
+    from coterie.deploy.keys import make_identity
+    from coterie.deploy.processes import call, environment, program
+    from coterie.deploy.up import federation
+    from coterie.experiment import files
+
+    names = NAMES[: asked.sites]
+    with tempfile.TemporaryDirectory(prefix="coterie-") as place:
+        work, out = Path(place) / "flower", Path(place) / "run"
+        flat = {"method": "fedavg", "data": "digits-like", "model": "flower_round:network", "rounds": asked.rounds + 1}
+        flat |= {"reference": False, "batch_size": EXAMPLES, "optimizer.lr": 0.01}
+        config, _, _ = settings.read(flat, own_data=True, own_model=False)
+        rules = {"sites": len(names), "names": ",".join(names), "out": str(out), "joining": 600.0}
+        app.write(work / "app", config, rules)
+        plain = Path(place) / "plain"
+        files.write_text(
+            plain / "pyproject.toml", PLAIN_APP.format(sites=len(names), rounds=asked.rounds, out=plain / "o")
+        )
+        for name, text in (("__init__", ""), ("server_app", PLAIN_SERVER), ("client_app", PLAIN_CLIENT)):
+            files.write_text(plain / "plain" / f"{name}.py", text)
+        with federation(work, names, data="flower_round:examples") as running:
+            running.submit(resume=False)
+            until(out / "sites.json", lambda told: told["finished"], asked.limit, "Coterie's run")
+            call([program("flwr"), "run", str(plain), "up"], environment(running.home))
+            theirs = until(plain / "o", lambda told: True, asked.limit, "Flower's run")["seconds"]
+        rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+        ours = sum(row["seconds"] for row in rows[1:]) / len(rows[1:])
+    print(f"{len(names)} sites, {asked.rounds} rounds of each, train and evaluate, 784-100-10:")
+    print(f"  Flower's FedAvg {theirs:.1f} s a round, Coterie's {ours:.1f} s: {ours / theirs:.2f} times as long")
+    params = network((784,), 10).state_dict()
+    header = {"run": "federation-01234567", "life": 1, "round": 7, "from": "server", "to": "site-1", "kind": "round"}
+    header |= {"best": 6, "best_alone": 6, "train": True, "evaluate": True, "base": 6, "server": "x" * 230}
+    header |= {"facts": {"size": 4, "audience": 4, "shape": [784], "y_shape": [], "classes": 10, "largest": EXAMPLES}}
+    envelope = guard.seal_header(header, wire.encode({"train": params, "deploy": params}), make_identity())
+    own = tree.nbytes(params)
+    for what, size in (("envelope", envelope.nbytes), ("Flower's objects", flower_bytes(envelope))):
+        print(
+            f"  a message to train and evaluate: {own} bytes of the method's, {size} as {what}, {size / own - 1:+.2%}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""The commands, as a new user types them."""
+
+import os
+import stat
+
+import pytest
+from cryptography import x509
+from typer.testing import CliRunner
+
+from coterie.cli import app
+from coterie.cli.flower import needed
+from coterie.cli.flower.table import Changes, site_table
+from coterie.deploy.keys import read_identity, read_keyring
+from coterie.deploy.sitedata import read_csv
+from coterie.deploy.up import app_config
+from coterie.errors import DataError
+from coterie.experiment.config import resolve
+
+from .inprocess import TABLE, ledger, make
+
+
+def cli(*words):
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_init_writes_an_app_and_says_how_to_run_it(tmp_path):
+    told = cli(
+        "flower", "init", "my_federation", "--method", "fedamp", "--data", "digits", "--lam", "0.3", "--sites", "5"
+    )
+    assert told.exit_code == 0, told.output
+    assert "flwr run my_federation local" in told.output
+    shown = app_config(tmp_path / "my_federation")
+    assert (shown["method"], shown["hyper.lam"], shown["deploy.sites"]) == ("fedamp", 0.3, 5)
+    again = cli("flower", "init", "my_federation")
+    assert again.exit_code == 2
+    assert "holds an app already" in again.output
+    wrong = cli("flower", "init", "other", "--method", "fedamp", "--lamb", "1", "--rounds", "0")
+    assert wrong.exit_code == 2
+    assert "2 things to correct" in wrong.output
+    assert not (tmp_path / "other").exists()
+    assert "name the folder of the app first" in cli("flower", "init", "--method", "fedavg").output
+
+
+def test_certs_are_made_once_and_private_keys_are_private(tmp_path):
+    told = cli("flower", "certs", "aachen", "bergen", "--host", "fed.example.org", "--host", "10.0.0.1")
+    assert told.exit_code == 0, told.output
+    place = tmp_path / "certs"
+    for path in (place / "ca.key", place / "server.key", place / "server-app.key", place / "sites" / "aachen.key"):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
+    ca, server = (x509.load_pem_x509_certificate((place / f"{name}.crt").read_bytes()) for name in ("ca", "server"))
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    keys = read_keyring(place / "keys")
+    assert keys["aachen"] == read_identity(place / "sites" / "aachen.key").public
+    before = (place / "sites" / "aachen.key").read_bytes()
+    assert "sites/coimbra.key" in cli("flower", "certs", "aachen", "coimbra").output
+    assert (place / "sites" / "aachen.key").read_bytes() == before
+    assert "already" in cli("flower", "certs", "aachen").output
+
+
+def test_what_cannot_be_is_said_in_words(tmp_path, monkeypatch):
+    assert "digits has 10 clients" in cli("flower", "up", "--data", "digits", "--sites", "11").output
+    assert "no deployment.json" in cli("flower", "resume", "nothing").output
+    assert "does not exist" in cli("site", "--superlink", "h:1", "--root-certificates", "no", "--key", "no").output
+    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    for words in (["flower", "up"], ["flower", "certs", "a"], ["flower", "init", "x"], ["flower", "resume", "x"]):
+        told = cli(*words)
+        assert told.exit_code == 2
+        assert "pip install 'coterie[flower]'" in told.output
+
+
+def test_a_deployed_run_is_not_resumed_as_a_simulation(tmp_path):
+    _, server, _ = make("fedavg", tmp_path, reference=False, rounds=1)
+    server.run(ledger())
+    told = cli("resume", server.out)
+    assert told.exit_code == 1
+    assert "coterie flower resume" in told.output
+    assert "is complete" in cli("flower", "resume", server.out).output
+
+
+def test_the_table_of_sites(capsys):
+    from rich.console import Console
+
+    console = Console(width=200, markup=False)
+    console.print(site_table(TABLE))
+    told = capsys.readouterr().out
+    for words in ("aachen", "silent", "0.500", "1.20 MB", "2 late", "last seen", "validation"):
+        assert words in told
+    changes = Changes(console)
+    changes(TABLE)
+    changes(TABLE)
+    told = capsys.readouterr().out
+    assert told.count("round 3 closed; mean loss 0.5; silent: aachen; refused from aachen: 2 late") == 1
+
+
+def test_a_sites_own_csv(tmp_path):
+    config, _ = resolve({"method": "fedavg", "data": "own"}, own_data=True)
+    path = tmp_path / "my.csv"
+    path.write_text("age,dose,outcome\n" + "".join(f"{20 + i},{i % 3},{i % 2}\n" for i in range(20)))
+    own = read_csv(path, "aachen", None, config, "classification")
+    assert own.names == ("aachen",)
+    assert (tuple(own.x.shape), own.num_classes) == ((20, 2), 2)
+    assert abs(float(own.x[own.split(0).train].mean())) < 1e-6
+    assert read_csv(path, "aachen", "dose", config, "regression").num_classes is None
+    path.write_text("age,outcome\n20,1\nold,0\n")
+    with pytest.raises(DataError, match=r"my.csv' line 3, column 'age': 'old' is not a number"):
+        read_csv(path, "aachen", None, config, "classification")
+    with pytest.raises(DataError, match="no column 'x'; it has age, outcome"):
+        read_csv(path, "aachen", "x", config, "classification")
