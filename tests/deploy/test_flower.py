@@ -238,7 +238,7 @@ def test_a_site_and_then_the_server_are_killed(tmp_path):
         running.submit(resume=False)
         until(lambda told: told["round"] == 1 and told["sites"][names[1]]["state"] == "working")
         running.stop_site(names[1], kill=True)
-        running.start_supernode(names[1])
+        running.start_site(names[1])
         until(lambda told: told["round"] == 2 and told["sites"][names[0]]["state"] == "working")
         running.superlink.kill()
     assert Ledger.load(out).round in (1, 2, 3)

@@ -41,9 +41,16 @@ def site(
             "data": str(Path(data).resolve()) if data and Path(data).exists() else data,
             "target": target or "",
             "kind": "regression" if regression else "",
-            "store": str(folder.resolve()),
+            "folder": str(folder.resolve()),
             "key": str(key.resolve()),
             "keys": str(keys.resolve()) if keys else "",
             "server-key": str(server_key.resolve()) if server_key else "",
         }
-        run(superlink, root_certificates.resolve(), key.resolve(), node, folder.resolve())
+        run(
+            superlink,
+            root_certificates.resolve(),
+            key.resolve(),
+            node,
+            folder.resolve(),
+            lambda words: say(stdout(), words),
+        )

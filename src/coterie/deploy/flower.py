@@ -67,7 +67,8 @@ def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -
 def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | None, data: DataFunction | None) -> Site:
     config, method, deploy = settings.read(run, own_data=data is not None, own_model=model is not None)
     name = site_name(config, node)
-    root = Path(str(node.get("store") or os.environ.get("COTERIE_SITES", "sites"))) / safe_name(name)
+    shared = Path(str(node.get("store") or os.environ.get("COTERIE_SITES", "sites")))  # by sites on one machine
+    root = Path(str(node["folder"])) if node.get("folder") else shared / safe_name(name)
     own = site_data(config, node, name, data)
     key = read_identity(Path(str(node["key"]))) if node.get("key") else identity_at(root / "site.key")
     known = read_keyring(Path(str(node["keys"])) if node.get("keys") else None)

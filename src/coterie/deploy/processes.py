@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -57,7 +58,14 @@ class Process:
         self.log, self.name = log, Path(command[0]).name
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=dict(env), cwd=cwd, start_new_session=True
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
 
     @property
@@ -67,6 +75,11 @@ class Process:
     @property
     def running(self) -> bool:
         return self.process.poll() is None
+
+    def ask_to_stop(self) -> None:
+        """Without waiting; `stop` comes after."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
 
     def stop(self, seconds: float = 8.0) -> None:
         """Politely, then not; with all that it started, each by its id."""
@@ -92,6 +105,12 @@ class Process:
 
     def tail(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _end_with_parent() -> None:
+    """Linux: where the process that started this one is killed, this one is asked to stop."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def wait_for_port(port: int, process: Process, seconds: float) -> None:

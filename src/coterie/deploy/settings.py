@@ -98,3 +98,13 @@ def flatten(config: Config) -> dict[str, Any]:
         else:
             flat[key] = "" if value is None else value
     return flat
+
+
+def quoted(value: Any) -> str:
+    """A value as it stands in the configuration of a run or a node."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

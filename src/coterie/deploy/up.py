@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from coterie.deploy import app, certs, outcome
 from coterie.deploy.facts import build_task, gather, hollow
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.processes import Process, call, environment, free_ports, program, wait_for_port
+from coterie.deploy.settings import quoted
 from coterie.errors import ConfigError, CoterieError
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment import files
@@ -43,9 +43,7 @@ class Federation:
     data: str = ""  # a function package.module:name of the node's configuration; empty: the data set of the settings
     port: int = 0
     superlink: Process | None = None
-    workers: dict[str, Process] = field(default_factory=dict)
-    supernodes: dict[str, Process] = field(default_factory=dict)
-    sockets: Path | None = None
+    sites: dict[str, Process] = field(default_factory=dict)
 
     @property
     def home(self) -> Path:
@@ -58,7 +56,7 @@ class Federation:
             public = self.work / "certs" / "sites" / f"{safe_name(name)}.key.pub"
             self._flwr("supernode", "register", str(public), "up")
         for name in self.names:
-            self.start_supernode(name)
+            self.start_site(name)
 
     def start_superlink(self) -> None:
         self.port = free_ports(1)[0]
@@ -77,56 +75,35 @@ class Federation:
         lines = ["[superlink.up]", f'address = "{LOCAL}:{self.port}"', f'root-certificates = "{place / "ca.crt"}"']
         files.write_text(self.home / "config.toml", "\n".join(lines) + "\n")
 
-    def start_supernode(self, name: str) -> None:
-        place = self.work / "certs"
-        key = place / "sites" / f"{safe_name(name)}.key"
-        env = environment(self.work / "homes" / safe_name(name))
-        worker = self._sockets() / f"{len(self.workers)}-{time.monotonic_ns()}"
-        log = self.work / "logs" / f"worker-{safe_name(name)}.log"
-        self.workers[name] = Process([sys.executable, "-m", "coterie.deploy.worker", str(worker)], log, env)
-        node: dict[str, Any] = {
-            "client": name,
-            "data": self.data,
-            "store": self.work / "sites",
-            "key": key,
-            "keys": place / "keys",
-            "worker": worker,
-        }
-        command = supernode(f"{LOCAL}:{self.port}", place / "ca.crt", key, free_ports(1)[0], node)
-        self.supernodes[name] = Process(command, self.work / "logs" / f"site-{safe_name(name)}.log", env)
-
-    def _sockets(self) -> Path:
-        """A folder that only we can enter, with a name short enough for a socket."""
-        if self.sockets is None:
-            self.sockets = Path(tempfile.mkdtemp(prefix="coterie-"))
-        return self.sockets
+    def start_site(self, name: str) -> None:
+        """As an administrator would: `coterie site`."""
+        place, called = self.work / "certs", safe_name(name)
+        known = ["--superlink", f"{LOCAL}:{self.port}", "--root-certificates", str(place / "ca.crt")]
+        known += ["--key", str(place / "sites" / f"{called}.key"), "--keys", str(place / "keys")]
+        known += ["--server-key", str(place / "server-app.key.pub")]
+        own = ["--name", name, "--data", self.data, "--folder", str(self.work / "sites" / called)]
+        command = [sys.executable, "-m", "coterie", "site", *known, *own]
+        self.sites[name] = Process(command, self.work / "logs" / f"site-{called}.log", environment())
 
     def submit(self, **settings: Any) -> None:
         """Run the app; each keyword is a key of its deploy table."""
-        config = " ".join(f"deploy.{key}={_toml(value)}" for key, value in settings.items())
+        config = " ".join(f"deploy.{key}={quoted(value)}" for key, value in settings.items())
         self._flwr("run", str(self.work / "app"), "up", "--run-config", config)
 
     def stop(self) -> None:
-        for name in list(self.supernodes):
+        for process in self.sites.values():
+            process.ask_to_stop()
+        for name in list(self.sites):
             self.stop_site(name)
         if self.superlink is not None:
             self.superlink.stop()
-        if self.sockets is not None:
-            shutil.rmtree(self.sockets, ignore_errors=True)
 
     def stop_site(self, name: str, *, kill: bool = False) -> None:
-        for process in (self.supernodes.pop(name), self.workers.pop(name)):
-            process.kill() if kill else process.stop()
+        process = self.sites.pop(name)
+        process.kill() if kill else process.stop()
 
     def _flwr(self, *words: str) -> str:
         return call([program("flwr"), *words], environment(self.home))
-
-
-def supernode(superlink: str, ca: Path, key: Path, port: int, node: dict[str, Any]) -> list[str]:
-    """The command of one site."""
-    told = " ".join(f"{name}={_toml(str(value))}" for name, value in node.items() if value)
-    command = [program("flower-supernode"), "--superlink", superlink, "--root-certificates", str(ca)]
-    return [*command, "--auth-supernode-private-key", str(key), "--port", str(port), "--node-config", told]
 
 
 @contextmanager
@@ -224,12 +201,3 @@ def app_config(folder: Path) -> dict[str, Any]:
     for key, value in table.items():
         flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'

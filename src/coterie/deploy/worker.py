@@ -1,17 +1,15 @@
-"""A site's worker: one process that keeps data and model in memory and answers the site's messages, one at a time.
+"""A site's worker: keeps data and model in memory and answers the site's messages, one at a time, over a local socket.
 
-`python -m coterie.deploy.worker SOCKET`. The socket lies in a folder that only its owner can enter.
+The socket lies in a folder that only its owner can enter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
-import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from coterie.deploy.flower import make_site
@@ -20,14 +18,15 @@ from coterie.deploy.wire import Envelope
 from coterie_site import parts
 
 
-def serve(path: Path, parent: int) -> None:
-    """Until the process that asked for it is gone."""
+def serve(path: Path, between: Callable[[], None]) -> None:
+    """For ever; `between` is called between messages, and at least every second."""
     sites: dict[bytes, Site] = {}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        listener.settimeout(2.0)
-        while os.getppid() == parent:
+        listener.settimeout(1.0)
+        while True:
+            between()
             try:
                 stream, _ = listener.accept()
             except TimeoutError:
@@ -48,8 +47,3 @@ def _site(about: bytes) -> Site:
     except Exception as error:
         print(traceback.format_exc(), flush=True)
         raise ConnectionError("the site cannot be made") from error
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    serve(Path(sys.argv[1]), os.getppid())
