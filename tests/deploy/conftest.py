@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+from coterie.experiment import folder
+
 pytest.importorskip("cryptography", reason="needs pip install 'coterie[flower]'")
 
 
@@ -9,3 +11,4 @@ pytest.importorskip("cryptography", reason="needs pip install 'coterie[flower]'"
 def _no_waiting_for_the_disk(monkeypatch):
     """These tests kill no machine: what was written is there without waiting for the disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(folder, "environment", dict)  # nor for the list of versions, which is the same every time

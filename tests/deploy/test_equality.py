@@ -16,9 +16,10 @@ METRICS = ("validation", "test", "info", "participants", "bytes_up", "bytes_down
 
 @pytest.mark.parametrize("method", METHODS)
 def test_three_rounds_are_the_simulators_bits(method, tmp_path):
-    setup, server, queue = make(method, tmp_path, clients_per_round=3, reference=False)
+    setup, server, queue = make(method, tmp_path, clients_per_round=3, reference=False, evaluate_every=3)
     book = ledger()
     result = server.run(book)
+    assert result.selected == 3
     sim = simulate(setup)
     kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
     assert same(kept.server, sim.state.server)
@@ -27,12 +28,10 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
     scores = sim.evaluate(3, Engine("loop"))
     for part, by in scores.items():
         assert {metric: values.tolist() for metric, values in by.items()} == result.rounds[-1][part]
-    if result.selected == 3:
-        views = sim.views(3, Engine("loop"))
-        for i, name in enumerate(NAMES):
-            x = setup.federation.x[:3]
-            model = load(queue.sites[name].root / book.run / name / "result", name, model=net)
-            assert torch.equal(model(x), setup.method.predict(setup.task, tree.rows(views, i), x))
+    views, x = sim.views(3, Engine("loop")), setup.federation.x[:3]
+    for i, name in enumerate(NAMES):
+        model = load(queue.sites[name].root / book.run / name / "result", name, model=net)
+        assert torch.equal(model(x), setup.method.predict(setup.task, tree.rows(views, i), x))
 
 
 @pytest.mark.parametrize("method", ["fedmap", "ditto"])
