@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from coterie.data import Federation, Split, from_clients, load
 from coterie.data.federation import split_client
-from coterie.data.partition import dirichlet, iid
 from coterie.data.synthetic import synthetic
 from coterie.errors import ConfigError, DataError
 
@@ -38,44 +37,6 @@ def test_splits_depend_on_seed_and_name_only():
     assert (base.test == split_client("a", 50, labels, 0.1, 0.3, 0).test).all()
     assert not np.array_equal(base.test, split_client("b", 50, labels, 0.1, 0.3, 0).test)
     assert not np.array_equal(base.test, split_client("a", 50, labels, 0.1, 0.3, 1).test)
-
-
-@given(size=st.integers(1, 500), clients=st.integers(1, 20), seed=st.integers(0, 5))
-@settings(deadline=None, max_examples=50)
-def test_iid_uses_every_example_once(size, clients, seed):
-    if size < clients:
-        with pytest.raises(DataError):
-            iid(size, clients, seed)
-        return
-    parts = iid(size, clients, seed)
-    assert sorted(np.concatenate(parts)) == list(range(size))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@given(
-    size=st.integers(1, 400), classes=st.integers(1, 8), clients=st.integers(1, 12), seed=st.integers(0, 5),
-    alpha=st.sampled_from([1e-8, 0.01, 0.1, 1.0, 100.0]), least=st.integers(1, 30),
-)  # fmt: skip
-@settings(deadline=None, max_examples=80)
-def test_dirichlet_uses_every_example_once_and_ends(size, classes, clients, seed, alpha, least):
-    labels = np.random.default_rng(seed).integers(classes, size=size)
-    if size < clients * least:
-        with pytest.raises(DataError):
-            dirichlet(labels, clients, alpha, seed, least)
-        return
-    parts = dirichlet(labels, clients, alpha, seed, least)
-    assert len(parts) == clients
-    assert sorted(np.concatenate(parts)) == list(range(size))
-    assert min(map(len, parts)) >= least
-
-
-def test_small_alpha_concentrates_classes():
-    labels = np.repeat(np.arange(10), 100)
-
-    def classes_a_client(alpha):
-        return np.mean([len(np.unique(labels[part])) for part in dirichlet(labels, 10, alpha, 0, 1)])
-
-    assert classes_a_client(0.05) < 4 < 9 < classes_a_client(100)
 
 
 def test_synthetic_label_skew_is_the_papers():
