@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from coterie import rng
 from coterie.data.partition import FEDAMP, Group, groups, practical
-from coterie.data.partition.skew import label_groups
 from coterie.data.partition.grouped import equal_groups
+from coterie.data.partition.skew import label_groups
 from coterie.errors import DataError
 
 from .kit import check, labelled, outcome, same, seeds

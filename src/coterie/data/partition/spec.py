@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.federation import Index
-from coterie.data.partition.few import classes, shards
 from coterie.data.partition.common import Labels
-from coterie.data.partition.skew import clusters, dirichlet
 from coterie.data.partition.even import iid, natural, quantity, subsample
+from coterie.data.partition.few import classes, shards
 from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
 from coterie.data.partition.sizes import lognormal
+from coterie.data.partition.skew import clusters, dirichlet
 from coterie.errors import ConfigError, DataError
 from coterie.hyper import suggest
 
