@@ -9,6 +9,37 @@ from coterie import rng
 from coterie.data.federation import Index
 from coterie.errors import DataError
 
+CLIENTS = 20  # where their number is not given
+
+
+def deal(
+    spec: str, labels: NDArray[np.generic], clients: int | None, seed: int, *, owner: Index | None = None
+) -> list[Index]:
+    """The examples of each client by a partition's name: iid, dirichlet:ALPHA or natural."""
+    name, _, value = spec.partition(":")
+    if name == "natural" and not value:
+        if owner is None:
+            raise DataError("partition = 'natural': this data set does not say whose its examples are; try iid")
+        return natural(owner, clients, seed)
+    if name == "iid" and not value:
+        return iid(len(labels), clients or CLIENTS, seed)
+    if name == "dirichlet":
+        try:
+            alpha = float(value)
+        except ValueError:
+            raise DataError(f"partition = '{spec}': give a number, such as dirichlet:0.3") from None
+        return dirichlet(labels, clients or CLIENTS, alpha, seed)
+    raise DataError(f"there is no partition '{spec}'; there are iid, dirichlet:ALPHA and natural")
+
+
+def natural(owner: Index, clients: int | None, seed: int) -> list[Index]:
+    """Every owner is a client or, with `clients`, so many of them drawn at random."""
+    owners = np.unique(owner)
+    if clients is not None:
+        _check(len(owners), clients, 1)
+        owners = np.sort(rng.generator(seed, "partition", "natural").permutation(owners)[:clients])
+    return [np.flatnonzero(owner == each) for each in owners]
+
 
 def iid(size: int, clients: int, seed: int) -> list[Index]:
     """Equal random parts; sizes differ by at most one."""
