@@ -16,7 +16,7 @@ app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run.run)
 app.command()(resume.resume)
 app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
 app.command()(methods.methods)
-app.command()(data.data)
+app.add_typer(data.app, name="data")
 app.command()(reproduce.reproduce)
 
 
