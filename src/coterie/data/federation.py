@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie import rng
+from coterie.decode import Decode
 from coterie.errors import DataError
 from coterie.task import Kind
 
@@ -38,6 +39,8 @@ class Federation:
     y: Tensor  # [pool, ...]
     clients: Mapping[str, Split]  # by client name, in the order of client ids
     num_classes: int | None  # None: regression
+    classes: tuple[str, ...] = ()  # their names; empty: they are numbered
+    decode: Decode | None = None  # how inputs of type uint8 become numbers, where a minibatch enters the model
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +55,7 @@ class Federation:
         return self.clients[self.names[client]]
 
     def to(self, device: torch.device) -> Federation:
-        return Federation(self.name, self.x.to(device), self.y.to(device), self.clients, self.num_classes)
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
 def from_clients(

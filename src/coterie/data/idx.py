@@ -1,68 +1,151 @@
-"""MNIST and Fashion-MNIST in their published form: four gzipped idx files.
-
-They are looked for under the folder in the environment variable COTERIE_DATA, then where Debian's package
-`dataset-fashion-mnist` puts them. A file that is missing or damaged is named, with what to do.
-"""
+"""The idx format of MNIST, Fashion-MNIST and EMNIST: a magic number, the shape, and bytes; plain, gzipped, or (EMNIST)
+gzipped in a zip archive. A file that is missing or damaged is named, with what to do."""
 
 from __future__ import annotations
 
 import gzip
-import os
+import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import torch
 
+from coterie.data.locations import Files
+from coterie.data.pool import Pool
 from coterie.errors import DataError
 
-FOLDERS = {
-    "mnist": ([], "copy the four files of MNIST (train-images-idx3-ubyte.gz, ...)"),
+MOST_BYTES = 2**33  # no published file is larger
+_DIGITS = "0123456789"
+_CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CLASSES = {
+    "mnist": tuple(_DIGITS),
     "fashion-mnist": (
-        [Path("/usr/share/datasets/fashion-mnist")],
-        "install Debian's package dataset-fashion-mnist, or copy the four files (train-images-idx3-ubyte.gz, ...)",
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
+    "emnist-byclass": tuple(_DIGITS + _CAPITALS + _CAPITALS.lower()),
+    "emnist-balanced": tuple(_DIGITS + _CAPITALS + "abdefghnqrt"),  # letters of one shape in both cases are one class
+}
+_FOUR = "the four files train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, ..."
+_EMNIST = "'coterie data get emnist' fetches NIST's archive gzip.zip (562 MB)"
+FILES = {
+    "mnist": Files(
+        "mnist",
+        ("mnist", "MNIST/raw"),
+        ("train-images-idx3-ubyte*",),
+        f"'coterie data get mnist' fetches it; or copy {_FOUR}",
+    ),
+    "fashion-mnist": Files(
+        "fashion-mnist",
+        ("fashion-mnist", "FashionMNIST/raw"),
+        ("train-images-idx3-ubyte*",),
+        f"'coterie data get fashion-mnist' fetches it; or install Debian's package dataset-fashion-mnist, or copy {_FOUR}",
+        ("/usr/share/datasets/fashion-mnist",),
+    ),
+    **{
+        name: Files(
+            name,
+            ("emnist", "emnist/gzip", "EMNIST/raw"),
+            (f"{name}-train-images-idx3-ubyte*", "gzip.zip"),
+            f"{_EMNIST}; or copy its {name}-train-images-idx3-ubyte.gz and the three beside it",
+        )
+        for name in ("emnist-byclass", "emnist-balanced")
+    },
 }
 
 
-def load_idx_pool(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(images [70000, 28, 28] uint8, labels [70000]): the official training and test files laid end to end."""
-    folder = find_folder(name)
-    images = [read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3) for part in ("train", "t10k")]
-    labels = [read_idx(folder / f"{part}-labels-idx1-ubyte.gz", 1) for part in ("train", "t10k")]
-    for part, found, wanted in zip(("train", "t10k"), images, labels, strict=True):
+def read_pool(name: str, folder: Path) -> Pool:
+    """The official training and test files laid end to end; images [n, 1, height, width]."""
+    prefix, parts = (f"{name}-", ("train", "test")) if name.startswith("emnist") else ("", ("train", "t10k"))
+    images, labels = [], []
+    for part in parts:
+        found = read_idx(folder / f"{prefix}{part}-images-idx3-ubyte.gz", 3)
+        wanted = read_idx(folder / f"{prefix}{part}-labels-idx1-ubyte.gz", 1)
         if len(found) != len(wanted):
             raise DataError(f"'{folder}': {len(found)} {part} images but {len(wanted)} labels")
-    return np.concatenate(images), np.concatenate(labels).astype(np.int64)
+        if found.shape[1:] != (images[0].shape[1:] if images else found.shape[1:]):
+            raise DataError(f"'{folder}': {part} images are {found.shape[1:]} pixels, the others {images[0].shape[1:]}")
+        check_labels(wanted, len(CLASSES[name]), f"{folder / f'{prefix}{part}-labels-idx1-ubyte.gz'}")
+        images.append(found)
+        labels.append(wanted)
+    x = np.empty((sum(map(len, images)), 1, *images[0].shape[1:]), np.uint8)
+    start = 0
+    while images:  # each file's images are freed once they are in the pool
+        part = images.pop(0)
+        # EMNIST's images are published with rows and columns exchanged.
+        x[start : start + len(part), 0] = part.transpose(0, 2, 1) if prefix else part
+        start += len(part)
+    y = np.concatenate(labels).astype(np.int64)
+    is_test = np.arange(len(y)) >= len(labels[0])
+    return Pool(
+        name,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        len(CLASSES[name]),
+        CLASSES[name],
+        published_test=is_test,
+    )
 
 
-def find_folder(name: str) -> Path:
-    installed, advice = FOLDERS[name]
-    own = os.environ.get("COTERIE_DATA")
-    places = [*([Path(own) / name] if own else []), *installed]
-    for place in places:
-        if (place / "train-images-idx3-ubyte.gz").exists():
-            return place
-    into = f"'{places[0]}'" if own else f"a folder '{name}' and name its parent in COTERIE_DATA"
-    raise DataError(f"the data set {name} is not here: {advice} into {into}")
+def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
+    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(bad):
+        raise DataError(
+            f"'{where}': the label {labels[bad[0]]} of example {bad[0]} (from 0) is out of range: there are {classes} "
+            f"classes, 0 to {classes - 1}; {len(bad)} label{'s are' if len(bad) > 1 else ' is'} wrong. Get the file again"
+        )
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array in a gzipped idx file of unsigned bytes."""
+    """The array in an idx file of unsigned bytes; `path` ends in .gz, and may be there without it, or in gzip.zip."""
     try:
+        with _opened(path) as (file, shown):
+            return _parse(file, dimensions, shown)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"'{path}' is damaged or not a gzip file ({error}): get it again") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], str]]:
+    plain, archive = path.with_suffix(""), path.parent / "gzip.zip"
+    if path.exists():
         with gzip.open(path) as file:
-            data = file.read()
-    except FileNotFoundError:
-        raise DataError(f"'{path}' is missing") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"'{path}' is damaged or not a gzip file ({error}): copy it again") from error
-    if data[:4] != bytes([0, 0, 8, dimensions]):
+            yield file, str(path)  # type: ignore[misc]
+    elif plain.exists():
+        with plain.open("rb") as file:
+            yield file, str(plain)
+    elif archive.exists():
+        with zipfile.ZipFile(archive) as whole:
+            member = next((name for name in whole.namelist() if Path(name).name == path.name), None)
+            if member is None:
+                raise DataError(f"'{archive}' holds no {path.name}: get it again")
+            with whole.open(member) as packed, gzip.open(packed) as file:
+                yield file, f"{archive}/{member}"  # type: ignore[misc]
+    else:
+        raise DataError(f"'{path}' is missing")
+
+
+def _parse(file: IO[bytes], dimensions: int, shown: str) -> np.ndarray:
+    head = file.read(4 + 4 * dimensions)
+    if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < 4 + 4 * dimensions:
         raise DataError(
-            f"'{path}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes are wrong"
+            f"'{shown}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes (the magic number) "
+            f"are {head[:4].hex(' ') or 'missing'}, not {bytes([0, 0, 8, dimensions]).hex(' ')}. Get it again"
         )
-    shape = np.frombuffer(data, ">u4", dimensions, offset=4)
-    start = 4 + 4 * dimensions
-    if len(data) - start != int(np.prod(shape, dtype=np.int64)):
-        raise DataError(
-            f"'{path}' says it holds {tuple(map(int, shape))} but has {len(data) - start} bytes: copy it again"
-        )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    shape = tuple(int(size) for size in np.frombuffer(head, ">u4", dimensions, offset=4))
+    size = int(np.prod(shape, dtype=object))
+    if size > MOST_BYTES:
+        raise DataError(f"'{shown}' says it holds {shape}, which is too large to be true: get it again")
+    # Read piece by piece, so that a file which lies about its size does not cost the memory it claims.
+    data = bytearray()
+    while len(data) < size and (piece := file.read(min(2**22, size - len(data)))):
+        data += piece
+    left = len(file.read(1))
+    if len(data) != size or left:
+        more = "more" if left else f"{len(data)} bytes"
+        raise DataError(f"'{shown}' says it holds {shape} but has {more}: get it again")
+    return np.frombuffer(data, np.uint8).reshape(shape)

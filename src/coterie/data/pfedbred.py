@@ -15,21 +15,24 @@ is wrong for 90 of 100 users, and is what the paper's numbers come from. `slot_l
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from coterie.data.federation import Federation, Split, split_client
-from coterie.data.idx import load_idx_pool
+from coterie.data.idx import read_pool
 from coterie.data.partition import lognormal
 
 USERS = 100
 
 
 def pfedbred(
-    name: str, source: str, slots: int, seed: int, validation: float, test: float, *, slot_labels: bool
+    name: str, source: str, slots: int, seed: int, validation: float, test: float, folder: Path, *, slot_labels: bool
 ) -> Federation:
-    images, digits = load_idx_pool(source)
-    x = images.reshape(len(images), -1).astype(np.float32) / 255
+    pool = read_pool(source, folder)
+    digits = pool.y.numpy()
+    x = pool.x.flatten(1).numpy().astype(np.float32) / 255
     if source == "mnist":
         x = (x - x.mean(0)) / (x.std(0) + 0.001)
     else:

@@ -13,6 +13,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.data import SOURCES
+from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
 from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
@@ -30,7 +31,18 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
-    data: str = Field("synthetic-label-skew", description="which data set; `coterie data` lists them")
+    data: str = Field(
+        "synthetic-label-skew", description="which data set (`coterie data` lists them), or a file's path"
+    )
+    data_dir: str | None = Field(None, description="where data sets lie; by default what COTERIE_DATA names")
+    partition: str | None = Field(None, description="how it is dealt out: iid, dirichlet:0.3, natural")
+    clients: int | None = Field(None, ge=1, description="number of clients it is dealt out to")
+    split: Literal["random", "published"] = Field("random", description="test on random examples or on the publishers'")
+    scaling: Literal["unit", "standard", "imagenet"] | None = Field(
+        None, description="images: 0 to 1, mean 0 and sd 1 a channel, or by ImageNet's; by default unit"
+    )
+    image_size: int | None = Field(None, ge=8, le=1024, description="side of images read from folders; 224")
+    drop_duplicates: bool = Field(False, description="of examples that are identical, keep the first")
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
     head: str | None = Field(None, description="the model's layer that is its head; by default its last linear one")
     rounds: int = Field(20, ge=1, description="communication rounds")
@@ -86,6 +98,14 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+DEALING = (
+    "partition",
+    "clients",
+    "split",
+    "scaling",
+    "image_size",
+    "drop_duplicates",
+)  # of a data set, not yet dealt out
 
 
 def parse_bytes(text: str) -> int:
@@ -116,6 +136,8 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     defaults = {} if source is None or own_data else dict(source.defaults)
     if "local_steps" in given:
         defaults.pop("local_epochs", None)
+    if "partition" in given:
+        defaults.pop("clients", None)
     if "optimizer" in given and "optimizer" in defaults and isinstance(given["optimizer"], Mapping):
         same = given["optimizer"].get("name", defaults["optimizer"]["name"]) == defaults["optimizer"]["name"]
         given["optimizer"] = {**(defaults["optimizer"] if same else {}), **given["optimizer"]}
@@ -125,7 +147,11 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
         config = Config(**{k: v for k, v in {**defaults, **given}.items() if k not in broken})
-    if source is None and not own_data:
+    dealt = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
+    if unused and not dealt:
+        problems.append(f"{', '.join(unused)}: {config.data} comes dealt out to its clients, so leave this out")
+    if source is None and not own_data and not is_path(config.data):
         problems.append(
             f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
         )

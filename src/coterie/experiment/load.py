@@ -10,6 +10,7 @@ from torch import nn
 
 from coterie import tree
 from coterie.batches import Batches
+from coterie.decode import Decode
 from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.experiment import files
 from coterie.experiment.folder import FORMAT, safe_name
@@ -33,7 +34,8 @@ def load(run: str | Path, client: str, *, model: Model | None = None) -> nn.Modu
     if not isinstance(about, dict) or about.get("format", 0) > FORMAT:
         raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
     flat = files.read_tensors(folder / "model.safetensors")
-    task = Task(_module(about, model, run, client), about["kind"], num_classes=about["num_classes"])
+    decode = Decode.from_json(about.get("decode"))
+    task = Task(_module(about, model, run, client), about["kind"], num_classes=about["num_classes"], decode=decode)
     method = _method(about)
     try:
         return as_module(task, method, tree.unpack(flat, _like(task, method, about, flat)))

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from coterie import tree
-from coterie.data import SOURCES, Federation
+from coterie.data import Federation
+from coterie.data.loading import is_known
 from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.evaluation import BETTER
@@ -93,7 +94,7 @@ def resume(
     """
     path = Path(path)
     values = _read_config(path)
-    named = {"data": values["data"] in SOURCES, "model": values["model"] != "own-model"}
+    named = {"data": is_known(values["data"]), "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
@@ -260,6 +261,7 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
+            "decode": None if federation.decode is None else federation.decode.to_json(),
             "population": [len(result.clients), config.participants(len(result.clients))],
             "data": config.data,
             "round": result.selected,
@@ -267,7 +269,9 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             "rebuild": (
                 "model.safetensors holds the view. Where its names are the model's own, load it with "
                 "load_state_dict into the model built for input_shape with so many outputs; in general, "
-                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both."
+                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both. "
+                "Where decode is not null, the model was trained on images x of bytes as the float32 numbers "
+                "(x / 255 - mean) / std, channel by channel, and expects these."
             ),
         }
         folder.write_model(row["client"], tree.rows(result.views, i), about)

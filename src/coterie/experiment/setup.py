@@ -15,7 +15,7 @@ from coterie.data import Federation, from_clients, load
 from coterie.engine import Peers, make_peers
 from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment.config import TABLES, Config, flags, resolve
+from coterie.experiment.config import DEALING, TABLES, Config, flags, resolve
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
 from coterie.task import Task, make_task
@@ -88,7 +88,8 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
             module = _module(model, federation)
-        task = make_task(module, federation.kind, federation.num_classes, federation.x, head=config.head)
+        own: dict[str, Any] = {"head": config.head, "decode": federation.decode}
+        task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
     except ConfigError as error:
         problems += error.problems
     except ValueError as error:
@@ -119,7 +120,8 @@ def _federation(config: Config, data: Data) -> Federation:
     if isinstance(data, Federation):
         return data
     if isinstance(data, str):
-        return load(data, config.seed, config.validation, config.test)
+        dealing: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *DEALING)}
+        return load(data, config.seed, config.validation, config.test, **dealing)
     return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
 
 

@@ -42,7 +42,7 @@ def _convolution_bn(before: int, after: int) -> list[nn.Module]:
 
 
 def cnn2(shape: tuple[int, ...], outputs: int, *, channels: int = 128, padding: int = 0) -> nn.Module:
-    """FedeRiCo's CNN2 for CIFAR-10: three 3x3 convolutions of 128 channels, each with max pooling and ReLU; a linear head.
+    """FedeRiCo's CNN2 for CIFAR-10: three 3x3 convolutions of 128 channels with max pooling and ReLU, a linear head.
 
     Its appendix D, which has no word on padding: none by default.
     """

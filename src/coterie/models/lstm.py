@@ -1,7 +1,7 @@
 """An LSTM over embeddings, as plain matrix products.
 
-`nn.LSTM` is one fused operation that cannot be lifted over clients (`vmap`). The recurrence written out can, and so runs
-in every engine; the names and shapes of its parameters are those of `nn.LSTM`, whose weights fit.
+`nn.LSTM` is one fused operation that cannot be lifted over clients (`vmap`). The recurrence written out can, and so
+runs in every engine; the names and shapes of its parameters are those of `nn.LSTM`, whose weights fit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ def lstm(
     hidden: int = 50,
     layers: int = 2,
     wide: int = 5000,
-    vocabulary: int = 0,
+    vocabulary: int = 10_000,
     dim: int = 50,
 ) -> nn.Module:
     """pFedBreD's network for Sent140: a two-layer bidirectional LSTM of 50 units, 5000 leaky ReLU units, a linear head.
 
-    An input is a sequence of embeddings, (length, dim): the paper's are 50-d GloVe vectors that are not trained. With
-    `vocabulary`, it is a sequence of numbers of words, (length,), and a table of embeddings is trained too.
+    An input is a sequence of embeddings, (length, dim): the paper's are 50-d GloVe vectors that are not trained. Or it is
+    a sequence of words by number, (length,): a table of `vocabulary` embeddings of `dim` numbers is then trained too.
     """
-    if len(shape) != (1 if vocabulary else 2):
-        wanted = "numbers of words, (length,)" if vocabulary else "embeddings, (length, dim), or say lstm:vocabulary=N"
-        raise ValueError(f"this network needs a sequence of {wanted}, not {shape}")
-    return TextClassifier(vocabulary, dim if vocabulary else shape[1], hidden, layers, wide, outputs)
+    if len(shape) not in (1, 2):
+        raise ValueError(
+            f"this network needs a sequence of embeddings (length, dim) or of words (length,), not {shape}"
+        )
+    words = vocabulary if len(shape) == 1 else 0
+    return TextClassifier(words, dim if words else shape[1], hidden, layers, wide, outputs)
 
 
 class TextClassifier(nn.Module):
@@ -54,8 +56,8 @@ class TextClassifier(nn.Module):
 
 
 class LSTM(nn.Module):
-    """A bidirectional LSTM: x [batch, length, dim] -> (outputs [batch, length, 2 hidden], final states of the last layer,
-    forward and backward, [batch, hidden] each)."""
+    """A bidirectional LSTM: x [batch, length, dim] -> outputs [batch, length, 2 hidden], and the final states of the
+    last layer, forward and backward, [batch, hidden] each."""
 
     def __init__(self, dim: int, hidden: int, layers: int) -> None:
         super().__init__()

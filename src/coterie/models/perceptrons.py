@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from torch import nn
@@ -14,7 +15,7 @@ def mlp(shape: tuple[int, ...], outputs: int, *, hidden: tuple[int, ...] = (32, 
     """
     widths = (math.prod(shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 

@@ -9,7 +9,7 @@ from coterie.models.convolutions import check_image
 
 
 def resnet18(shape: tuple[int, ...], outputs: int, *, width: int = 64) -> nn.Module:
-    """ResNet-18 for 32x32 images (FedeRiCo's for CIFAR-100): a 3x3 stem without pooling, then four stages of two blocks.
+    """ResNet-18 for 32x32 images (FedeRiCo's for CIFAR-100): a 3x3 stem, no pooling, four stages of two blocks.
 
     `width` is the number of channels of the first stage; each further stage has twice as many on half the pixels.
     """

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.data.partition import PARTITIONS, check_spec, classes, clusters, deal, dirichlet, iid, shards
+from coterie.data.partition.spec import CLIENTS
 from coterie.errors import ConfigError, DataError
 
 from .kit import check, same
@@ -83,11 +84,16 @@ def test_all_that_is_wrong_is_told_at_once():
     assert len(caught.value.problems) == 3
 
 
+def test_there_is_a_number_of_clients_where_none_is_given():
+    assert len(deal("iid", LABELS, None, 0)) == CLIENTS
+    assert len(deal("natural", LABELS, None, 0, owner=OWNER)) == len(np.unique(OWNER))
+
+
 def test_what_the_data_cannot_do_is_told():
     with pytest.raises(DataError, match="whose each example is"):
         deal("natural", LABELS, None, 0)
-    with pytest.raises(DataError, match="how many clients"):
-        deal("iid", LABELS, None, 0)
+    with pytest.raises(DataError, match="at least one client"):
+        deal("iid", LABELS, 0, 0)
     with pytest.raises(DataError, match="one label an example"):
         deal("iid", np.zeros((4, 2)), 2, 0)
     with pytest.raises(DataError, match="2000 labels but 3 owners"):

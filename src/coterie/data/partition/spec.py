@@ -24,6 +24,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.hyper import suggest
 
 Owner = NDArray[np.generic]
+CLIENTS = 20  # where their number is not given
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,7 @@ def _rule(text: str) -> str:
 
 
 def _some(clients: int | None) -> int:
-    if clients is None:
-        raise DataError("say how many clients there are: --clients 10, or clients=10")
-    return clients
+    return CLIENTS if clients is None else clients
 
 
 def _least(values: Mapping[str, Any], default: int = 10) -> int:
