@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data.partition import iid, natural, quantity, subsample
+from coterie.data.partition import iid, merged, natural, quantity, subsample
 from coterie.errors import DataError
 
 from .kit import check, same, seeds
@@ -62,6 +62,24 @@ def test_natural_silos_are_the_owners(owners, clients, least, seed):
     for part, name in zip(parts, names, strict=True):
         assert name in large
         assert np.array_equal(part, np.flatnonzero(owner == name))
+
+
+@given(
+    owners=st.lists(st.integers(0, 30), min_size=1, max_size=80), clients=st.integers(0, 8), least=st.integers(0, 4),
+    alpha=st.sampled_from([1e-8, 0.5, 100.0]), seed=seeds,
+)  # fmt: skip
+@settings(deadline=None, max_examples=100)
+def test_merged_owners_stay_whole(owners, clients, least, alpha, seed):
+    owner = np.array(owners)
+    if clients < 1 or least < 1 or len(np.unique(owner)) < clients * least:
+        with pytest.raises(DataError, match="use fewer clients"):
+            merged(owner, clients, alpha, seed, least)
+        return
+    parts = merged(owner, clients, alpha, seed, least)
+    assert len(check(parts, len(owner), clients)) == len(owner)
+    assert sum(len(np.unique(owner[part])) for part in parts) == len(np.unique(owner))
+    assert min(len(np.unique(owner[part])) for part in parts) >= least
+    assert same(parts, merged(owner, clients, alpha, seed, least))
 
 
 def test_which_silos_take_part_depends_on_the_seed():

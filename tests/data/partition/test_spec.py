@@ -34,7 +34,7 @@ def test_a_specification_is_the_function(spec, expected):
 
 
 SPECS = ["iid", "dirichlet:0.1", "clusters:3:0.4", "classes:2", "shards:2", "groups:4", "lognormal:2",
-         "practical:3:sizes=90/60/30", "quantity:0.5", "natural"]  # fmt: skip
+         "practical:3:sizes=90/60/30", "quantity:0.5", "natural", "merged:0.5:owners=2"]  # fmt: skip
 
 
 def test_every_partition_is_tried_here():

@@ -1,6 +1,6 @@
 """Dealing one data set out to clients: pure functions of labels and seed. Every example goes to at most one client."""
 
-from coterie.data.partition.even import iid, natural, quantity, subsample
+from coterie.data.partition.even import iid, merged, natural, quantity, subsample
 from coterie.data.partition.few import classes, shards
 from coterie.data.partition.grouped import FEDAMP, Group, groups, practical
 from coterie.data.partition.sizes import lognormal
@@ -19,6 +19,7 @@ __all__ = [
     "groups",
     "iid",
     "lognormal",
+    "merged",
     "natural",
     "practical",
     "quantity",

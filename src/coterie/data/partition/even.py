@@ -50,6 +50,21 @@ def natural(owner: NDArray[np.generic], clients: int | None, seed: int, min_size
     return [order[ends[i] - sizes[i] : ends[i]].astype(np.int64) for i in large]
 
 
+def merged(owner: NDArray[np.generic], clients: int, alpha: float, seed: int, least: int = 10) -> list[Index]:
+    """Owners, shuffled and dealt out whole: each client has `least` of them, and of the rest a share that is drawn from
+    Dirichlet(alpha, ..., alpha) (pFedBreD's Sent140: 10 clients of tweets by many users, alpha 0.5)."""
+    check_alpha(alpha)
+    names, which = np.unique(owner, return_inverse=True)
+    if clients < 1 or least < 1 or len(names) < clients * least:
+        raise DataError(f"{len(names)} owners cannot give {clients} clients {least} owners each: use fewer clients")
+    draw = rng.generator(seed, "partition", "merged")
+    rest = len(names) - clients * least
+    ends = (np.cumsum(shares(draw, alpha, clients)) * rest).round().astype(int)
+    ends[-1] = rest  # whatever rounding made of it
+    client_of = np.searchsorted(ends + least * np.arange(1, clients + 1), draw.permutation(len(names)), side="right")
+    return [np.flatnonzero(client_of[which] == client).astype(np.int64) for client in range(clients)]
+
+
 def subsample(size: int, number: int, seed: int) -> Index:
     """So many of `size` positions, drawn uniformly, sorted."""
     if not 1 <= number <= size:

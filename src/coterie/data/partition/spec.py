@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels
-from coterie.data.partition.even import iid, natural, quantity, subsample
+from coterie.data.partition.even import iid, merged, natural, quantity, subsample
 from coterie.data.partition.few import classes, shards
 from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
 from coterie.data.partition.sizes import lognormal
@@ -142,10 +142,10 @@ def _least(values: Mapping[str, Any], default: int = 10) -> int:
     return int(values.get("min", default))
 
 
-def _natural(labels: Labels, clients: int | None, seed: int, owner: Owner | None, values: Mapping[str, Any]) -> Any:
+def _owned(owner: Owner | None, name: str) -> Owner:
     if owner is None:
-        raise DataError("partition 'natural': this data set does not say whose each example is; use another partition")
-    return natural(owner, clients, seed, _least(values, 1))
+        raise DataError(f"partition '{name}': this data set does not say whose each example is; use another partition")
+    return owner
 
 
 def _practical(labels: Labels, clients: int | None, seed: int, owner: Owner | None, values: Mapping[str, Any]) -> Any:
@@ -225,9 +225,16 @@ PARTITIONS: dict[str, Partition] = {
         1,
     ),
     "natural": Partition(
-        _natural,
+        lambda y, n, seed, owner, v: natural(_owned(owner, "natural"), n, seed, _least(v, 1)),
         "natural[:min=1]",
         "whose each example is: writers, hospitals; with --clients, so many of them at random",
         {"min": _whole},
+    ),
+    "merged": Partition(
+        lambda y, n, seed, owner, v: merged(_owned(owner, "merged"), _some(n), v["alpha"], seed, v.get("owners", 10)),
+        "merged:ALPHA[:owners=10]",
+        "owners dealt out whole, at least so many a client, the rest in shares from Dirichlet(ALPHA) (pFedBreD)",
+        {"alpha": _positive, "owners": _whole},
+        1,
     ),
 }
