@@ -25,8 +25,8 @@ def lstm(
 ) -> nn.Module:
     """pFedBreD's network for Sent140: a two-layer bidirectional LSTM of 50 units, 5000 leaky ReLU units, a linear head.
 
-    An input is a sequence of embeddings, (length, dim): the paper's are 50-d GloVe vectors that are not trained. Or it is
-    a sequence of words by number, (length,): a table of `vocabulary` embeddings of `dim` numbers is then trained too.
+    An input is a sequence of embeddings, (length, dim): the paper's are 50-d GloVe vectors that are not trained. Or it
+    is a sequence of words by number, (length,): a table of `vocabulary` embeddings of `dim` numbers is then trained.
     """
     if len(shape) not in (1, 2):
         raise ValueError(
