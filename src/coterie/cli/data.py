@@ -4,34 +4,52 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from coterie.cli.console import say, stdout
+from coterie.cli.console import say, show, stdout
+from coterie.cli.data_get import data_get
 from coterie.cli.flags import shown
-from coterie.data import SOURCES
+from coterie.data import SOURCES, Source
+from coterie.data.ways import WAYS
 from coterie.models import MODELS
 
 app = typer.Typer(rich_markup_mode=None)
+app.command("get")(data_get)
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="where data sets lie (default: COTERIE_DATA)")]
 
 
 @app.callback(invoke_without_command=True)
-def data(ctx: typer.Context) -> None:
+def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     """List the data sets, their settings, and the models."""
     if ctx.invoked_subcommand is not None:
         return
     console = stdout()
-    sets = _table("Data sets (--data)", "name", "what it is", "its defaults")
+    sets = _table("Data sets (--data)", "name", "what it is", "examples", "classes", "licence", "from", "here")
     for name, source in SOURCES.items():
-        sets.add_row(name, source.about, _settings(source.defaults))
-    console.print(sets)
+        facts = source.facts
+        told = (facts.size, facts.classes, facts.licence, facts.origin)
+        sets.add_row(name, source.about, *told, _here(source, data_dir))
+    show(console, sets)
+    say(console, "get: 'coterie data get NAME' fetches it. ask: its authors give it out, the same command says how.")
+    defaults = _table("Their settings, unless you give others", "name", "settings")
+    for name, source in SOURCES.items():
+        defaults.add_row(name, _settings(source.defaults))
+    show(console, defaults)
     models = _table("Models (--model)", "name", "what it is")
     for name, factory in MODELS.items():
         models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0])
-    console.print(models)
-    say(console, "Your own model: --model package.module:factory. Your own data: coterie.run in Python.", "dim")
+    show(console, models)
+    say(console, "Your own model: --model package.module:factory.", "dim")
+    say(console, "Your own data: --data FILE.npz, --data FOLDER/ (images or LEAF), or coterie.run in Python.", "dim")
+
+
+def _here(source: Source, data_dir: str | None) -> str:
+    if source.files is None or source.files.find(data_dir) is not None:
+        return "yes"
+    return "get" if source.files.name in WAYS else "ask"
 
 
 def _settings(defaults: Mapping[str, Any]) -> str:

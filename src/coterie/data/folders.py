@@ -19,7 +19,7 @@ from coterie.data.pool import Pool
 from coterie.errors import DataError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"}
-_ASK = "it is given out by its authors ({0}): download it there and unpack it, so that there are folders DOMAIN/CLASS/image,"
+_ASK = "its authors give it out ({0}): download and unpack it, so that there are folders DOMAIN/CLASS with images,"
 FILES = {
     "office-31": Files(
         "office-31",
@@ -37,7 +37,7 @@ FILES = {
 
 
 def read_pool(name: str, folder: Path, size: int = 224) -> Pool:
-    domains = [place for place in _folders(folder)]
+    domains = _folders(folder)
     # Office-31 as published has a folder images/ between the domain and its classes.
     inside = {place: place / "images" if (place / "images").is_dir() else place for place in domains}
     classes = sorted({each.name for place in domains for each in _folders(inside[place])})

@@ -43,7 +43,8 @@ FILES = {
         "fashion-mnist",
         ("fashion-mnist", "FashionMNIST/raw"),
         ("train-images-idx3-ubyte*",),
-        f"'coterie data get fashion-mnist' fetches it; or install Debian's package dataset-fashion-mnist, or copy {_FOUR}",
+        "'coterie data get fashion-mnist' fetches it; or install Debian's package dataset-fashion-mnist, or copy "
+        + _FOUR,
         ("/usr/share/datasets/fashion-mnist",),
     ),
     **{
@@ -61,7 +62,8 @@ FILES = {
 def read_pool(name: str, folder: Path) -> Pool:
     """The official training and test files laid end to end; images [n, 1, height, width]."""
     prefix, parts = (f"{name}-", ("train", "test")) if name.startswith("emnist") else ("", ("train", "t10k"))
-    images, labels = [], []
+    images: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
     for part in parts:
         found = read_idx(folder / f"{prefix}{part}-images-idx3-ubyte.gz", 3)
         wanted = read_idx(folder / f"{prefix}{part}-labels-idx1-ubyte.gz", 1)
@@ -75,10 +77,10 @@ def read_pool(name: str, folder: Path) -> Pool:
     x = np.empty((sum(map(len, images)), 1, *images[0].shape[1:]), np.uint8)
     start = 0
     while images:  # each file's images are freed once they are in the pool
-        part = images.pop(0)
+        piece = images.pop(0)
         # EMNIST's images are published with rows and columns exchanged.
-        x[start : start + len(part), 0] = part.transpose(0, 2, 1) if prefix else part
-        start += len(part)
+        x[start : start + len(piece), 0] = piece.transpose(0, 2, 1) if prefix else piece
+        start += len(piece)
     y = np.concatenate(labels).astype(np.int64)
     is_test = np.arange(len(y)) >= len(labels[0])
     return Pool(
@@ -96,7 +98,7 @@ def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
     if len(bad):
         raise DataError(
             f"'{where}': the label {labels[bad[0]]} of example {bad[0]} (from 0) is out of range: there are {classes} "
-            f"classes, 0 to {classes - 1}; {len(bad)} label{'s are' if len(bad) > 1 else ' is'} wrong. Get the file again"
+            f"classes, 0 to {classes - 1}; {len(bad)} label{'s are' if len(bad) > 1 else ' is'} wrong: get it again"
         )
 
 

@@ -25,7 +25,10 @@ WORDS = 25  # a text; LEAF's own length
 _TEXT = 4  # where a Sent140 row has its text
 _WORD = re.compile(r"@\w+|https?://\S+|[#\w']+|[.,!?;]")
 FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_BY_LEAF = "LEAF's repository (github.com/TalwalkarLab/leaf) makes it: in data/{0} run './preprocess.sh -s niid --sf 0.05 -k 3 -t sample', and copy its folders data/train and data/test"
+_BY_LEAF = (
+    "LEAF's repository (github.com/TalwalkarLab/leaf) makes it: in data/{0} run './preprocess.sh -s niid --sf 0.05 "
+    "-k 10 -t sample', and copy its folders data/train and data/test into a folder {0}"
+)
 _MARKERS = ("train/*.json", "*.json", "data/train/*.json")
 FILES = {
     "femnist": Files("femnist", ("femnist",), ("*.npz", *_MARKERS), _BY_LEAF.format("femnist")),
@@ -40,8 +43,9 @@ def read_pool(name: str, folder: Path, classes: tuple[str, ...] = ()) -> Pool:
     found: dict[str, list[tuple[bool, np.ndarray, int]]] = {}
     for is_test, place in parts.items():
         for path in sorted(place.glob("*.json")):
-            for user, x, y in _read(path, name, len(classes) or None):
-                found.setdefault(user, []).extend((is_test, row, label) for row, label in zip(x, y, strict=True))
+            for user, inputs, labels in _read(path, name, len(classes) or None):
+                mine = [(is_test, row, label) for row, label in zip(inputs, labels, strict=True)]
+                found.setdefault(user, []).extend(mine)
     if not any(found.values()):
         raise DataError(f"'{folder}' has no LEAF data: there is no example in its JSON files")
     users = sorted(user for user, rows in found.items() if rows)
@@ -52,9 +56,9 @@ def read_pool(name: str, folder: Path, classes: tuple[str, ...] = ()) -> Pool:
     x = np.stack([row[1] for row in rows])
     y = np.array([row[2] for row in rows], np.int64)
     owner = np.repeat(np.arange(len(users)), [len(found[user]) for user in users])
-    is_test = np.array([row[0] for row in rows]) if len(parts) > 1 else None
+    published = np.array([row[0] for row in rows]) if len(parts) > 1 else None
     number = len(classes) or max(2, int(y.max()) + 1)
-    return Pool(name, torch.from_numpy(x), torch.from_numpy(y), number, classes, owner, tuple(users), is_test)
+    return Pool(name, torch.from_numpy(x), torch.from_numpy(y), number, classes, owner, tuple(users), published)
 
 
 def femnist(name: str, folder: Path) -> Pool:

