@@ -23,6 +23,42 @@ def test_splits_are_a_partition_with_at_least_one_each(size, classes, validation
     assert min(map(len, (split.train, split.validation, split.test))) >= 1
 
 
+@given(
+    size=st.integers(0, 60), classes=st.integers(1, 5), seed=st.integers(0, 10),
+    validation=st.integers(1, 20) | st.floats(0.01, 0.45), test=st.integers(1, 20),
+)  # fmt: skip
+@settings(deadline=None, max_examples=80)
+def test_parts_can_be_numbers_of_examples(size, classes, validation, test, seed):
+    labels = np.random.default_rng(seed).integers(classes, size=size)
+    few = size * validation if validation < 1 else validation
+    if size < 3 or test + round(few) >= size:
+        with pytest.raises(DataError, match=r"client 'a' has \d+ examples?"):
+            split_client("a", size, labels, validation, test, seed)
+        return
+    split = split_client("a", size, labels, validation, test, seed)
+    assert len(split.test) == test
+    assert len(split.validation) == max(round(few), 1) or test + 1 == size - 1
+    assert len(split.train) >= 1
+    assert sorted(np.concatenate([split.train, split.validation, split.test])) == list(range(size))
+
+
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6), seed=st.integers(0, 20))
+@settings(deadline=None, max_examples=80)
+def test_every_part_has_every_class_in_proportion(sizes, seed):
+    """Of n of N examples in C classes, a cut after m leaves n m / N before it, to within 1 + n C / N; a part has two cuts.
+
+    For a class is spread evenly, so it has n t, to within 1, before the place t; and m is N t, to within C."""
+    sizes = np.array(sizes)
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    if len(labels) < 10:
+        return
+    split = split_client("a", len(labels), labels, 0.2, 0.3, seed)
+    for part in (split.train, split.validation, split.test):
+        have = np.bincount(labels[part], minlength=len(sizes))
+        room = 2 + 2 * sizes * (sizes > 0).sum() / len(labels)
+        assert (np.abs(have - sizes * len(part) / len(labels)) <= room).all()
+
+
 def test_splits_are_stratified():
     labels = np.array([0] * 850 + [1] * 150)
     split = split_client("a", 1000, labels, 0.1, 0.3, 0)

@@ -119,6 +119,11 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def make_federation(config: Config) -> Federation:
+    """The federation that a configuration names."""
+    return _federation(config, config.data)
+
+
 def _federation(config: Config, data: Data) -> Federation:
     if isinstance(data, Federation):
         return data
