@@ -11,13 +11,16 @@ from rich.table import Table
 
 from coterie.cli.console import say, show, stdout
 from coterie.cli.data_get import data_get
+from coterie.cli.data_show import data_settings, data_show
 from coterie.cli.flags import shown
 from coterie.data import SOURCES, Source
 from coterie.data.ways import WAYS
-from coterie.models import MODELS
+from coterie.models import MODELS, options_of
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("get")(data_get)
+app.command("show")(data_show)
+app.command("settings")(data_settings)
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="where data sets lie (default: COTERIE_DATA)")]
 
 
@@ -38,12 +41,20 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     for name, source in SOURCES.items():
         defaults.add_row(name, _settings(source.defaults))
     show(console, defaults)
-    models = _table("Models (--model)", "name", "what it is")
+    models = _table("Models (--model)", "name", "what it is", "options")
     for name, factory in MODELS.items():
-        models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0])
+        models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0], _options(name))
     show(console, models)
-    say(console, "Your own model: --model package.module:factory.", "dim")
+    say(console, "Options of a model: --model cnn:features=128. Your own model: --model package.module:factory.", "dim")
+    say(console, "Published experiments (--setting) and partitions (--partition): coterie data settings.")
     say(console, "Your own data: --data FILE.npz, --data FOLDER/ (images or LEAF), or coterie.run in Python.", "dim")
+
+
+def _options(model: str) -> str:
+    return ", ".join(
+        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else shown(value)}"
+        for key, value in options_of(model).items()
+    )
 
 
 def _here(source: Source, data_dir: str | None) -> str:

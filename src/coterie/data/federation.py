@@ -108,9 +108,10 @@ def split_client(
 ) -> Split:
     """Random train / validation / test positions of one client, each with at least one example.
 
-    Stratified: the examples are dealt class by class, so each part has every class in proportion, to rounding.
+    `validation` and `test` are shares below 1, or from 1 numbers of examples. Stratified: the examples are dealt class by
+    class, so each part has every class in proportion, to rounding.
     """
-    if not (validation > 0 and test > 0 and validation + test < 1):
+    if not (validation > 0 and test > 0 and validation % 1 + test % 1 < 1):
         raise DataError(f"validation ({validation}) and test ({test}) are shares above 0 whose sum is below 1")
     if size < 3:
         raise DataError(
@@ -126,8 +127,14 @@ def split_client(
             members = order[labels[order] == label]
             place[members] = (np.arange(len(members)) + draw.random()) / len(members)
         order = np.argsort(place, kind="stable")
-    num_test = min(max(round(size * test), 1), size - 2)
-    num_validation = min(max(round(size * validation), 1), size - num_test - 1)
+    num_test, num_validation = (round(size * part) if part < 1 else int(part) for part in (test, validation))
+    if max(test, validation) >= 1 and num_test + num_validation >= size:
+        raise DataError(
+            f"client '{client}' has {size} examples, which leave nothing to train on after {num_test} to test and "
+            f"{num_validation} to validate: leave it out or give it more data"
+        )
+    num_test = min(max(num_test, 1), size - 2)
+    num_validation = min(max(num_validation, 1), size - num_test - 1)
     cuts = [num_test, num_test + num_validation]
     test_part, validation_part, train_part = (np.sort(part).astype(np.int64) for part in np.split(order, cuts))
     return Split(train_part, validation_part, test_part)

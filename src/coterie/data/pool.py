@@ -103,7 +103,7 @@ def _published(
     rest, test = part[~is_test[part]], part[is_test[part]]
     if not len(test):
         raise DataError(f"client '{client}' has no published test examples: use --split random, or leave it out")
-    cut = _split(labels, client, rest, share, min(share, (1 - share) / 2), seed)
+    cut = _split(labels, client, rest, share, min(share, (1 - share) / 2) if share < 1 else 1, seed)
     return Split(np.sort(np.concatenate([cut.train, cut.test])), cut.validation, test)
 
 

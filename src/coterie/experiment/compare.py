@@ -43,7 +43,7 @@ class Trials:
 def compare(
     methods: Methods = ("local", "fedavg", "fedmap"),
     seeds: int | Sequence[int] = 3,
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     head: str | None = None,
@@ -64,7 +64,7 @@ def compare(
 def prepare_trials(
     methods: Methods,
     seeds: int | Sequence[int],
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     head: str | None = None,
@@ -215,11 +215,11 @@ def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: boo
     return shared
 
 
-def _build(method: str | AnyMethod, data: Data, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
+def _build(method: str | AnyMethod, data: Data | None, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
     if not isinstance(method, str):
         return method
     own_model = model is not None and not isinstance(model, str)
     values = sort_settings(method, settings)
-    values |= {"method": method, "data": data if isinstance(data, str) else "own-data"}
+    values |= {"method": method, "data": data if isinstance(data, str | None) else "own-data"}
     values |= {"model": model if isinstance(model, str) else None}
-    return resolve(values, own_data=not isinstance(data, str), own_model=own_model)[1]
+    return resolve(values, own_data=not isinstance(data, str | None), own_model=own_model)[1]

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
+from coterie.data.partition import check_spec
 from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
+from coterie.experiment.settings import find_setting, over
 from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.local import OPTIMIZERS
 from coterie.models import find_model
@@ -30,12 +32,13 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    setting: str | None = Field(None, description="a published experiment; `coterie data settings` lists them")
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
     data: str = Field(
         "synthetic-label-skew", description="which data set (`coterie data` lists them), or a file's path"
     )
     data_dir: str | None = Field(None, description="where data sets lie; by default what COTERIE_DATA names")
-    partition: str | None = Field(None, description="how it is dealt out: iid, dirichlet:0.3, natural")
+    partition: str | None = Field(None, description="how it is dealt out, such as iid, dirichlet:0.3, natural")
     clients: int | None = Field(None, ge=1, description="number of clients it is dealt out to")
     split: Literal["random", "published"] = Field("random", description="test on random examples or on the publishers'")
     scaling: Literal["unit", "standard", "imagenet"] | None = Field(
@@ -56,8 +59,8 @@ class Config(BaseModel):
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
     seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
-    validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
-    test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
+    validation: float = Field(0.1, gt=0, description="share of each client's data to select the round on, or how many")
+    test: float = Field(0.3, gt=0, description="share of each client's data to report on, or how many examples")
     evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds (and the last)")
     select: str | None = Field(None, description="validation metric that selects the round; balanced_accuracy or rmse")
     engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
@@ -73,6 +76,23 @@ class Config(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         parse_bytes(value)
+        return value
+
+    @field_validator("validation", "test")
+    @classmethod
+    def _part(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("give a share below 1, or a whole number of examples")
+        return value
+
+    @field_validator("partition")
+    @classmethod
+    def _partition(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                check_spec(value)
+            except ConfigError as error:
+                raise ValueError("; ".join(error.problems)) from error
         return value
 
     @field_validator("topology", mode="before")
@@ -128,25 +148,30 @@ def read_toml(path: Path) -> dict[str, Any]:
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
     """A checked configuration and its method. Raises one `ConfigError` with everything that is wrong.
 
-    Defaults come from the data set first, then from `Config`; the method's and optimiser's own fill in the rest.
+    Defaults come from the setting first, if one is named, then from the data set, then from `Config`; the method's and
+    optimiser's own fill in the rest.
     """
     problems: list[str] = []
     given = {key: value for key, value in values.items() if value is not None}
-    source = SOURCES.get(str(given.get("data", Config.model_fields["data"].default)))
+    base: dict[str, Any] = {}
+    if "setting" in given:
+        try:
+            base = dict(find_setting(str(given["setting"])).values)
+        except ConfigError as error:
+            problems += error.problems
+    base = {key: value for key, value in base.items() if not (own_data and key in DEALING)}
+    wanted = over(base, given)
+    source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
     defaults = {} if source is None or own_data else dict(source.defaults)
-    if "local_steps" in given:
-        defaults.pop("local_epochs", None)
-    if "partition" in given:
+    if "partition" in wanted:
         defaults.pop("clients", None)
-    if "optimizer" in given and "optimizer" in defaults and isinstance(given["optimizer"], Mapping):
-        same = given["optimizer"].get("name", defaults["optimizer"]["name"]) == defaults["optimizer"]["name"]
-        given["optimizer"] = {**(defaults["optimizer"] if same else {}), **given["optimizer"]}
+    wanted = over(defaults, wanted)
     try:
-        config = Config(**{**defaults, **given})
+        config = Config(**wanted)
     except pydantic.ValidationError as error:
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
-        config = Config(**{k: v for k, v in {**defaults, **given}.items() if k not in broken})
+        config = Config(**{k: v for k, v in wanted.items() if k not in broken})
     dealt = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
     unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
     if unused and not dealt:
@@ -159,7 +184,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("give local_epochs or local_steps, not both")
     if "fraction" in given and "clients_per_round" in given:
         problems.append("give fraction or clients_per_round, not both")
-    if config.validation + config.test >= 1:
+    if config.validation < 1 and config.test < 1 and config.validation + config.test >= 1:
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
     if config.select is not None and config.select not in BETTER:
         problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")

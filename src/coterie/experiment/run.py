@@ -42,8 +42,8 @@ class Silent:
 
 
 def run(
-    method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    method: str | AnyMethod | None = None,
+    data: Data | None = None,
     *,
     model: Model | None = None,
     out: str | Path | None = None,
@@ -55,6 +55,8 @@ def run(
     `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
     pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
+    `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has all of these; what else is given
+    counts instead of its own. Without one, the method is FedMAP and the data FedMAP's label skew.
     """
     setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)

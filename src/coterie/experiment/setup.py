@@ -16,6 +16,7 @@ from coterie.engine import Peers, make_peers
 from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment.config import DEALING, TABLES, Config, flags, resolve
+from coterie.experiment.settings import named_by
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
 from coterie.task import Task, make_task
@@ -44,16 +45,18 @@ class Setup:
 
 
 def prepare(
-    method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    method: str | AnyMethod | None = None,
+    data: Data | None = None,
     *,
     model: Model | None = None,
     **settings: Any,
 ) -> Setup:
     """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
+    if method is None:
+        method = named_by(settings.get("setting"), "method", Config.model_fields["method"].default)
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
-    own_data, own_model = not isinstance(data, str), model is not None and not isinstance(model, str)
-    values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
+    own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
+    values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     values["method"] = method if isinstance(method, str) else "fedavg"
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
@@ -63,7 +66,7 @@ def prepare(
     if not isinstance(method, str):
         built = method
         config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
-    federation = _federation(config, data)
+    federation = _federation(config, config.data if data is None else data)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
@@ -114,6 +117,11 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             values[key] = value
     return values
+
+
+def make_federation(config: Config) -> Federation:
+    """The federation that a configuration names."""
+    return _federation(config, config.data)
 
 
 def _federation(config: Config, data: Data) -> Federation:
