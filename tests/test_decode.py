@@ -92,6 +92,7 @@ def test_methods_that_look_at_the_data_in_their_own_way(method):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow  # a compiler's seconds
 def test_compiled():
     federation = images("imagenet")
     ours, theirs = (simulation(federation, FedAvg(SGD(0.1))) for _ in range(2))
