@@ -20,6 +20,8 @@ import time
 import torch
 from torch import Tensor
 
+from coterie.engine.engine import one_thread
+
 MOST_SECONDS, MOST_BYTES = 2.0, 400e6
 CLIENTS, CHUNK = 100, 20
 
@@ -103,9 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"  importing before it {told['import']:.2f} s")
     print(f"  memory: loading adds {added / 1e6:.0f} MB to the {told['before'] / 1e6:.0f} MB of an imported PyTorch;")
     print(f"  whole process {whole / 1e6:.0f} MB, at its peak {told['peak'] / 1e6:.0f} MB (limit {MOST_BYTES / 1e6:g})")
-    torch.set_num_threads(1)
     data = examples(CHUNK, 64 if options.quick else 640)
-    ours, theirs = ([gather(*data, 32) for _ in range(3)] for gather in (by_index, by_loader))
+    with one_thread():
+        ours, theirs = ([gather(*data, 32) for _ in range(3)] for gather in (by_index, by_loader))
     ratio = min(theirs) / min(ours)
     print(f"minibatches of {CHUNK} clients: an index operation a step is {ratio:.0f} times as fast as DataLoaders")
     fits = whole < MOST_BYTES and (options.quick or told["seconds"] < MOST_SECONDS)
