@@ -49,7 +49,7 @@ def test_predicts_what_was_recorded(digits):
 
 
 def test_no_data_is_read(digits, monkeypatch):
-    monkeypatch.setattr("coterie.data.sources.load", lambda *_: pytest.fail("read the data"))
+    monkeypatch.setattr("coterie.data.loading.load", lambda *_: pytest.fail("read the data"))
     monkeypatch.setattr("coterie.experiment.setup.load", lambda *_: pytest.fail("read the data"))
     coterie.load(str(digits.path), "client-1")
 

@@ -18,15 +18,14 @@ _ROWS = 4096  # examples hashed at once
 
 def first_equal(x: Tensor) -> Index:
     """[n]: for each example the position of the first that is identical to it (its own, if none is before it)."""
-    rows = x.detach().cpu().contiguous().flatten(1).numpy()
-    rows = rows.view(np.uint8).reshape(len(rows), -1)
+    rows = x.detach().cpu().contiguous().flatten(1).numpy().view(np.uint8)
     key = _hashes(rows)
     order = np.argsort(key, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(key[order]) != 0)) if len(key) else np.zeros(0, np.int64)
     first = np.arange(len(rows), dtype=np.int64)
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-        if stop - start > 1:
-            _settle(rows, order[start:stop], first)
+    stops = np.append(starts[1:], len(rows))
+    for several in np.flatnonzero(stops - starts > 1):
+        _settle(rows, order[starts[several] : stops[several]], first)
     return first
 
 
@@ -44,9 +43,10 @@ def _hashes(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
     factor = rng.generator(0, "hash").integers(2**64, size=words, dtype=np.uint64) | np.uint64(1)
     key = np.empty(len(rows), np.uint64)
     for start in range(0, len(rows), _ROWS):
-        padded = np.zeros((len(rows[start : start + _ROWS]), 8 * words), np.uint8)
-        padded[:, : rows.shape[1]] = rows[start : start + _ROWS]
-        key[start : start + _ROWS] = (padded.view(np.uint64) * factor).sum(1, dtype=np.uint64)
+        piece = rows[start : start + _ROWS]
+        if piece.shape[1] % 8:
+            piece = np.pad(piece, ((0, 0), (0, -piece.shape[1] % 8)))
+        key[start : start + _ROWS] = piece.view(np.uint64) @ factor
     return key
 
 

@@ -4,6 +4,7 @@ gzipped in a zip archive. A file that is missing or damaged is named, with what 
 from __future__ import annotations
 
 import gzip
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -62,35 +63,29 @@ FILES = {
 def read_pool(name: str, folder: Path) -> Pool:
     """The official training and test files laid end to end; images [n, 1, height, width]."""
     prefix, parts = (f"{name}-", ("train", "test")) if name.startswith("emnist") else ("", ("train", "t10k"))
-    images: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    for part in parts:
-        found = read_idx(folder / f"{prefix}{part}-images-idx3-ubyte.gz", 3)
-        wanted = read_idx(folder / f"{prefix}{part}-labels-idx1-ubyte.gz", 1)
-        if len(found) != len(wanted):
-            raise DataError(f"'{folder}': {len(found)} {part} images but {len(wanted)} labels")
-        if found.shape[1:] != (images[0].shape[1:] if images else found.shape[1:]):
-            raise DataError(f"'{folder}': {part} images are {found.shape[1:]} pixels, the others {images[0].shape[1:]}")
-        check_labels(wanted, len(CLASSES[name]), f"{folder / f'{prefix}{part}-labels-idx1-ubyte.gz'}")
-        images.append(found)
-        labels.append(wanted)
-    x = np.empty((sum(map(len, images)), 1, *images[0].shape[1:]), np.uint8)
-    start = 0
-    while images:  # each file's images are freed once they are in the pool
-        piece = images.pop(0)
-        # EMNIST's images are published with rows and columns exchanged.
-        x[start : start + len(piece), 0] = piece.transpose(0, 2, 1) if prefix else piece
-        start += len(piece)
-    y = np.concatenate(labels).astype(np.int64)
-    is_test = np.arange(len(y)) >= len(labels[0])
-    return Pool(
-        name,
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        len(CLASSES[name]),
-        CLASSES[name],
-        published_test=is_test,
+    images, labels = (
+        [folder / f"{prefix}{part}-{what}-ubyte.gz" for part in parts] for what in ("images-idx3", "labels-idx1")
     )
+    shapes = [read_shape(path, 3) for path in images]
+    if shapes[0][1:] != shapes[1][1:]:
+        raise DataError(f"'{images[1]}' has images of {shapes[1][1:]} pixels, '{images[0]}' of {shapes[0][1:]}")
+    if prefix and shapes[0][1] != shapes[0][2]:
+        raise DataError(f"'{images[0]}' has images of {shapes[0][1:]} pixels: EMNIST's are square")
+    x = np.empty((shapes[0][0] + shapes[1][0], 1, *shapes[0][1:]), np.uint8)
+    y = []
+    for path, of, place in zip(images, labels, np.split(x[:, 0], [shapes[0][0]]), strict=True):
+        given = read_idx(of, 1)
+        if len(given) != len(place):
+            raise DataError(f"'{path}' has {len(place)} images but '{of}' {len(given)} labels")
+        check_labels(given, len(CLASSES[name]), str(of))
+        y.append(given.astype(np.int64))
+        read_idx(path, 3, place)
+    if prefix:  # EMNIST's images are published with rows and columns exchanged
+        for start in range(0, len(x), 4096):
+            x[start : start + 4096] = x[start : start + 4096].transpose(0, 1, 3, 2).copy()
+    labelled = torch.from_numpy(np.concatenate(y))
+    is_test = np.arange(len(x)) >= shapes[0][0]
+    return Pool(name, torch.from_numpy(x), labelled, len(CLASSES[name]), CLASSES[name], published_test=is_test)
 
 
 def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
@@ -102,52 +97,60 @@ def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
         )
 
 
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array in an idx file of unsigned bytes; `path` ends in .gz, and may be there without it, or in gzip.zip."""
-    try:
-        with _opened(path) as (file, shown):
-            return _parse(file, dimensions, shown)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"'{path}' is damaged or not a gzip file ({error}): get it again") from error
+def read_idx(path: Path, dimensions: int, out: np.ndarray | None = None) -> np.ndarray:
+    """The array in an idx file of unsigned bytes (into `out`, if given, which has its shape).
+
+    `path` ends in .gz; the file may also be there without it, or inside gzip.zip.
+    """
+    with _opened(path) as (file, shown):
+        shape = _shape(file, dimensions, shown)
+        out = np.empty(shape, np.uint8) if out is None else out  # memory is taken only as it is written to
+        whole, size = memoryview(out.reshape(-1)), 0  # type: ignore[arg-type]
+        while size < len(whole) and (read := file.readinto(whole[size : size + 2**22])):  # type: ignore[attr-defined]
+            size += read
+        left = len(file.read(1))
+        if size < len(whole) or left:
+            more = "more" if left else f"{size} bytes"
+            raise DataError(f"'{shown}' says it holds {shape} but has {more}: get it again")
+        return out
+
+
+def read_shape(path: Path, dimensions: int) -> tuple[int, ...]:
+    with _opened(path) as (file, shown):
+        return _shape(file, dimensions, shown)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], str]]:
     plain, archive = path.with_suffix(""), path.parent / "gzip.zip"
-    if path.exists():
-        with gzip.open(path) as file:
-            yield file, str(path)  # type: ignore[misc]
-    elif plain.exists():
-        with plain.open("rb") as file:
-            yield file, str(plain)
-    elif archive.exists():
-        with zipfile.ZipFile(archive) as whole:
-            member = next((name for name in whole.namelist() if Path(name).name == path.name), None)
-            if member is None:
-                raise DataError(f"'{archive}' holds no {path.name}: get it again")
-            with whole.open(member) as packed, gzip.open(packed) as file:
-                yield file, f"{archive}/{member}"  # type: ignore[misc]
-    else:
-        raise DataError(f"'{path}' is missing")
+    try:
+        if path.exists():
+            with gzip.open(path) as file:
+                yield file, str(path)  # type: ignore[misc]
+        elif plain.exists():
+            with plain.open("rb") as file:
+                yield file, str(plain)
+        elif archive.exists():
+            with zipfile.ZipFile(archive) as whole:
+                member = next((name for name in whole.namelist() if Path(name).name == path.name), None)
+                if member is None:
+                    raise DataError(f"'{archive}' holds no {path.name}: get it again")
+                with whole.open(member) as packed, gzip.open(packed) as file:
+                    yield file, f"{archive}/{member}"  # type: ignore[misc]
+        else:
+            raise DataError(f"'{path}' is missing")
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"'{path}' is damaged or not a gzip file ({error}): get it again") from error
 
 
-def _parse(file: IO[bytes], dimensions: int, shown: str) -> np.ndarray:
-    head = file.read(4 + 4 * dimensions)
-    if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < 4 + 4 * dimensions:
+def _shape(file: IO[bytes], dimensions: int, shown: str) -> tuple[int, ...]:
+    head, magic = file.read(4 + 4 * dimensions), bytes([0, 0, 8, dimensions])
+    if head[:4] != magic or len(head) < 4 + 4 * dimensions:
         raise DataError(
-            f"'{shown}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes (the magic number) "
-            f"are {head[:4].hex(' ') or 'missing'}, not {bytes([0, 0, 8, dimensions]).hex(' ')}. Get it again"
+            f"'{shown}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes are wrong (the "
+            f"magic number is {head[:4].hex(' ') or 'missing'}, not {magic.hex(' ')}); get it again"
         )
     shape = tuple(int(size) for size in np.frombuffer(head, ">u4", dimensions, offset=4))
-    size = int(np.prod(shape, dtype=object))
-    if size > MOST_BYTES:
+    if math.prod(shape) > MOST_BYTES:
         raise DataError(f"'{shown}' says it holds {shape}, which is too large to be true: get it again")
-    # Read piece by piece, so that a file which lies about its size does not cost the memory it claims.
-    data = bytearray()
-    while len(data) < size and (piece := file.read(min(2**22, size - len(data)))):
-        data += piece
-    left = len(file.read(1))
-    if len(data) != size or left:
-        more = "more" if left else f"{len(data)} bytes"
-        raise DataError(f"'{shown}' says it holds {shape} but has {more}: get it again")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    return shape

@@ -14,6 +14,7 @@ from coterie.data.sources import SOURCES, Source
 from coterie.errors import ConfigError, DataError
 
 OTHERWISE = "dirichlet:0.3"  # where a file does not say whose its examples are
+WITHOUT_LABELS = ("iid", "natural", "merged", "quantity")  # partitions that a regression can have
 
 
 def is_known(data: str) -> bool:
@@ -81,6 +82,7 @@ def _folder(source: Source, data_dir: str | None) -> list[Path]:
 def _deal(
     spec: str, pool: Pool, kept: np.ndarray, clients: int | None, seed: int, owner: np.ndarray | None
 ) -> list[np.ndarray]:
-    if pool.num_classes is None and spec.partition(":")[0] not in ("iid", "natural"):
-        raise DataError(f"partition = '{spec}' goes by classes, but {pool.name} is a regression: use iid or natural")
+    if pool.num_classes is None and spec.partition(":")[0] not in WITHOUT_LABELS:
+        known = ", ".join(WITHOUT_LABELS)
+        raise DataError(f"partition = '{spec}' goes by classes, but {pool.name} is a regression: use one of {known}")
     return partition.deal(spec, pool.y.numpy()[kept], clients, seed, owner=owner)

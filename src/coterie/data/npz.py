@@ -8,8 +8,6 @@ regression.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +55,14 @@ def read_pool(name: str, path: Path, classes: tuple[str, ...] = ()) -> Pool:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix != ".npz":
+        raise DataError(f"'{path}' is not an .npz file: save x and y together with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise DataError(f"'{path}' is a single array: save x and y together with numpy.savez")
             return {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise DataError(f"there is no file '{path}'") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise DataError(f"'{path}' cannot be read as .npz: {error}. Get or save it again") from error
 
 

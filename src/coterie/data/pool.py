@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -37,9 +38,14 @@ class Pool:
             if part is not None and len(part) != len(self.x):
                 raise DataError(f"{self.name}: {len(self.x)} inputs but {len(part)} {what}")
 
+    @cached_property
+    def first_equal(self) -> Index:
+        """[n]: for each example the position of the first that is identical to it."""
+        return first_equal(self.x)
+
     def without_duplicates(self) -> Index:
         """The positions to keep, in order: of examples that are identical, the first."""
-        return np.flatnonzero(first_equal(self.x) == np.arange(len(self.x)))
+        return np.flatnonzero(self.first_equal == np.arange(len(self.x)))
 
     def names(self, parts: Sequence[Index]) -> list[str]:
         """The clients' names: their owners' where each has one of its own, else numbers."""
@@ -80,7 +86,7 @@ def federate(
     x = _standardized(pool.x, clients) if pool.standardize else pool.x
     decode = _decode(x, clients, scaling) if x.dtype == torch.uint8 else None
     federation = Federation(name or pool.name, x, pool.y, clients, pool.num_classes, pool.classes, decode=decode)
-    warn_of_leaks(federation.name, first_equal(pool.x), clients, "leave out repetitions with --drop-duplicates")
+    warn_of_leaks(federation.name, pool.first_equal, clients, "leave out repetitions with --drop-duplicates")
     return federation
 
 

@@ -89,7 +89,7 @@ _UCI = "CC BY 4.0 (UCI)"
 _CITE = "not stated; cite the authors"
 _ASK = "research use; ask the authors"
 _NATURAL = {**_sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32), "partition": "natural"}
-_OFFICE = {**_NATURAL, "scaling": "imagenet", "optimizer": {"name": "sgd", "lr": 0.001}}
+_OFFICE = {**_NATURAL, "model": "alexnet-bn", "scaling": "imagenet", "optimizer": {"name": "sgd", "lr": 0.001}}
 
 
 def _embedded(pool: Callable[[], Pool]) -> Callable[[str], Pool]:
