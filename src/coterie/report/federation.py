@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -90,7 +91,7 @@ def _distance_tiles(found: Distances) -> list[tuple[str, str, str]]:
 def _table(federation: Federation, names: list[str]) -> Table:
     columns = ["client", "train", "validation", "test"]
     splits = [[len(split[part]) for part in ("train", "validation", "test")] for split in federation.clients.values()]
-    rows = [[name, *((f"{n:,}", n) for n in row)] for name, row in zip(names, splits, strict=True)]
+    rows: list[list[Any]] = [[name, *((f"{n:,}", n) for n in row)] for name, row in zip(names, splits, strict=True)]
     says = ""
     if federation.num_classes is not None:
         counts = class_counts(federation)
