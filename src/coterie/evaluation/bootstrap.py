@@ -7,18 +7,20 @@ products of a matrix of weights [resamples, examples] with what is known of each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.evaluation.metrics import BINS, bin_of, one_label_each
+from coterie.evaluation.metrics import BINS, bin_of, confidence_of, one_label_each, surprise
 from coterie.evaluation.predictions import Predictions
 from coterie.task import Task
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]  # weights [resamples, examples] -> [resamples]
 CELLS = 2**22  # of the matrix of weights at once
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Array]:
@@ -39,16 +41,14 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
         return _rmse(*_targets(one)) if metric == "rmse" else _r2(*_targets(one))
     outputs, y, example = one_label_each(one.outputs, one.y, torch.arange(len(one.y)))
     labels, found, index = y.numpy(), outputs.argmax(1).numpy(), example.numpy()
-    probability = outputs.double().softmax(1).numpy()
     shape = (len(one.y), outputs.shape[1])
     truth = _tally(shape, index, labels)
     if metric == "auroc":
-        return _auroc(probability, labels, index, truth)
+        return _auroc(surprise(outputs).double().numpy(), labels, index, truth)
     right = (labels == found).astype(float)
     if metric == "ece":
-        confidence = probability.max(1)
-        bins = bin_of(outputs.double().softmax(1).amax(1)).numpy()
-        gaps = _tally((len(one.y), BINS), index, bins, right - confidence)
+        confidence = confidence_of(outputs)
+        gaps = _tally((len(one.y), BINS), index, bin_of(confidence).numpy(), right - confidence.numpy())
         return lambda weights: np.abs(weights @ gaps).sum(1) / (weights @ truth.sum(1))
     hits = _tally(shape, index, labels, right)
     if metric == "accuracy":
@@ -87,28 +87,32 @@ def _mean_ratio(above: Array, below: Array) -> Array:
     return mean
 
 
-def _auroc(probability: Array, labels: NDArray[np.int64], index: NDArray[np.int64], truth: Array) -> Statistic:
+def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], truth: Array) -> Statistic:
+    """`scores` [labels, classes] are lower the likelier the class is."""
     classes = np.flatnonzero((truth.sum(0) > 0) & (truth.sum(0) < truth.sum()))
-    classes = classes[classes == 1] if probability.shape[1] == 2 else classes
+    classes = classes[classes == 1] if scores.shape[1] == 2 else classes
     curves = []
     for label in classes:
-        order = np.argsort(probability[:, label], kind="stable")
-        score = probability[order, label]
-        starts = np.flatnonzero(np.r_[True, score[1:] != score[:-1]])
-        curves.append((index[order], (labels[order] == label).astype(float), starts))
+        of_class = labels == label
+        rest = index[~of_class][np.argsort(scores[~of_class, label])]
+        places = [np.searchsorted(np.sort(scores[~of_class, label]), scores[of_class, label], s) for s in SIDES]
+        curves.append((index[of_class], rest, *places))
 
     def area(weights: Array) -> Array:
-        areas = np.full((len(weights), len(curves)), np.nan)
-        for k, (order, positive, starts) in enumerate(curves):
-            weight = weights[:, order]
-            above, below = weight * positive, weight * (1 - positive)
-            if len(starts) < len(order):  # ties
-                above, below = (np.add.reduceat(each, starts, axis=1) for each in (above, below))
-            pairs = above.sum(1) * below.sum(1)
-            won = np.einsum("rg,rg->r", above, np.cumsum(below, axis=1) - below / 2)
-            np.divide(won, pairs, out=areas[:, k], where=pairs > 0)
-        there = ~np.isnan(areas)
-        return _mean_ratio(np.where(there, areas, 0.0), there.astype(float))
+        rows = np.ascontiguousarray(weights.T)  # [examples, resamples]: what follows works on whole rows
+        total, number = np.zeros(len(weights)), np.zeros(len(weights))
+        for of_class, rest, left, right in curves:
+            below = np.zeros((len(rest) + 1, len(weights)))
+            np.cumsum(rows[rest], axis=0, out=below[1:])
+            mine = rows[of_class]
+            lost = np.einsum("er,er->r", mine, below[left]) + np.einsum("er,er->r", mine, below[right])
+            pairs = mine.sum(0) * below[-1]
+            there = pairs > 0
+            total[there] += 1 - lost[there] / (2 * pairs[there])
+            number += there
+        mean = np.full(len(weights), np.nan)
+        np.divide(total, number, out=mean, where=number > 0)
+        return mean
 
     return area
 

@@ -84,8 +84,7 @@ def _regression(outputs: Tensor, y: Tensor, owner: Tensor, count: Tensor) -> dic
 
 def _classification(outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> dict[str, Tensor]:
     classes = outputs.shape[1]
-    probability = outputs.double().softmax(1)
-    confidence = probability.amax(1)
+    confidence = confidence_of(outputs)
     found = outputs.argmax(1)
     right = (found == y).double()
     truth = torch.bincount(owner * classes + y, minlength=clients * classes).double().reshape(clients, classes)
@@ -97,19 +96,30 @@ def _classification(outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> 
         "balanced_accuracy": (hits / truth).nanmean(1),  # 0 / 0 where a class is absent
         "accuracy": hits.sum(1) / count,
         "macro_f1": (2 * hits / (truth + said)).nanmean(1),
-        "auroc": _auroc(probability, y, owner, truth),
+        "auroc": _auroc(outputs, y, owner, truth),
         "ece": gap.reshape(clients, BINS).abs().sum(1) / count,
     }
+
+
+def confidence_of(outputs: Tensor) -> Tensor:
+    """max_c p_c, [labels]."""
+    return 1 / (outputs - outputs.amax(1, keepdim=True)).double().exp().sum(1)
 
 
 def bin_of(confidence: Tensor) -> Tensor:
     return (confidence * BINS).ceil().long().clamp(1, BINS) - 1
 
 
-def _auroc(probability: Tensor, y: Tensor, owner: Tensor, truth: Tensor) -> Tensor:
+def surprise(outputs: Tensor) -> Tensor:
+    """-log p as float32, [labels, classes]: the scores that `auroc` ranks. As logarithms they stay apart near p = 1."""
+    return outputs.double().log_softmax(1).abs().float()
+
+
+def _auroc(outputs: Tensor, y: Tensor, owner: Tensor, truth: Tensor) -> Tensor:
     """By the rank sum: sum of the ranks of class c, less what it is if they are lowest, over the number of pairs.
 
-    All clients and classes are ranked on one line, sorted by (client, class, score); ties share their mean rank.
+    All clients and classes are ranked at once, by one sort of whole numbers made of (client and class, score, whether
+    it is of the class); ties share their mean rank. The bits of floats that are not negative sort as the floats do.
     """
     clients, classes = truth.shape
     rest = truth.sum(1, keepdim=True) - truth
@@ -117,18 +127,17 @@ def _auroc(probability: Tensor, y: Tensor, owner: Tensor, truth: Tensor) -> Tens
     if classes == 2:
         both[:, 0] = False  # its curve is that of class 1 turned round
     row, label = both[owner].nonzero(as_tuple=True)
-    line = owner[row] * classes + label
-    score = probability[row, label]
-    order = score.argsort(stable=True)
-    order = order[line[order].argsort(stable=True)]
-    line, score, positive = line[order], score[order], (y[row] == label)[order].double()
-    new = torch.ones_like(line, dtype=torch.bool)
-    new[1:] = (line[1:] != line[:-1]) | (score[1:] != score[:-1])
-    tie = new.cumsum(0) - 1
-    size = torch.bincount(tie)
-    rank = (size.cumsum(0) - (size - 1) / 2)[tie]
-    members = torch.bincount(line, minlength=clients * classes)
-    rank = rank - (members.cumsum(0) - members)[line]
-    ranks = torch.bincount(line, rank * positive, minlength=clients * classes).reshape(clients, classes)
-    area = (ranks - truth * (truth + 1) / 2) / (truth * rest)
+    bits = surprise(outputs).view(torch.int32)[row, label].long()
+    key = ((owner[row] * classes + label) << 33) | (bits << 1) | (y[row] == label).long()
+    line = np.sort(key.numpy())
+    number = len(line)
+    starts = np.flatnonzero(np.r_[True, line[1:] >> 1 != line[:-1] >> 1][:number])  # of ties
+    size = np.diff(np.r_[starts, number])
+    rank = np.repeat(starts + (size + 1) / 2, size)
+    cell, positive = line >> 33, line & 1
+    members = np.bincount(cell, minlength=clients * classes)
+    ranks = np.bincount(cell, rank * positive, minlength=clients * classes).reshape(clients, classes)
+    before = (members.cumsum() - members).reshape(clients, classes)  # ranks count from the beginning of the line
+    lowest = truth * torch.from_numpy(before) + truth * (truth + 1) / 2
+    area = 1 - (torch.from_numpy(ranks) - lowest) / (truth * rest)  # surprise falls as p rises
     return torch.where(both, area, torch.nan).nanmean(1)

@@ -35,6 +35,9 @@ from coterie.experiment.simulation import State
 
 FORMAT = 1
 KEEP = 2
+COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
+WORDS = ("client", "verdict")  # columns of clients.csv that are no numbers
+WHOLE = ("train", "validation", "test", "round")
 
 
 class RunFolder:
@@ -124,6 +127,17 @@ class RunFolder:
         writer.writerows(rows)
         files.write_text(self.path / "clients.csv", text.getvalue())
 
+    def read_clients(self) -> list[dict[str, Any]]:
+        path = self.path / "clients.csv"
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+        if not rows or any(name not in rows[0] for name in ("client", *WHOLE)):
+            raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
+        return rows
+
     def write_predictions(self, found: Predictions) -> None:
         files.write_tensors(self.path / "predictions.safetensors", found._asdict())
 
@@ -150,6 +164,13 @@ def safe_name(client: str) -> str:
     """A client's name as a folder name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
     text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
     return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+
+
+def _value(key: str, text: str) -> str | int | float:
+    if key in WORDS or key in WHOLE:
+        return text if key in WORDS else int(text)
+    number = float(text)
+    return math.nan if math.isnan(number) else number  # one NaN, so that equal rows compare equal
 
 
 def _with_nan(key: str, value: Any) -> Any:
