@@ -1,16 +1,20 @@
 import os
+import re
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import coterie
+from coterie.data.partition import PARTITIONS
 from coterie.errors import ConfigError
 from coterie.experiment.compare import prepare_trials
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.settings import find_setting, over, settings
 from coterie.experiment.setup import prepare
+from coterie.models import MODELS
 
 SHARED = Path(__file__).parent.parent.parent.parent / "shared" / "data"
 DATA = Path(os.environ.get("COTERIE_DATA", SHARED))
@@ -36,6 +40,19 @@ def test_the_issues_settings_are_there():
         *("pfedvmp/fmnist-50c-dir0.3", "federico/cifar10-4", "pfedbred/mnist", "pfedbred/fmnist"),
         *(f"fedmap/{skew}-skew" for skew in ("label", "feature", "quantity")),
     } <= set(settings())
+
+
+def test_the_document_has_every_setting_partition_and_model():
+    told = (Path(__file__).parent.parent.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    for name, setting in settings().items():
+        assert f"| `{name}` | {setting.about} | {setting.table} |" in told
+    assert all(f"| `{name}" in told for name in PARTITIONS)
+    rows = re.findall(r"^\| `([\w-]+)(?:\[.*\])?` \| .* \| ([\dx]+), (\d+) classes \| ([\d,]+) \|$", told, re.M)
+    assert len(rows) == 10
+    for name, shape, outputs, count in rows:
+        with torch.device("meta"):
+            model = MODELS[name](tuple(map(int, shape.split("x"))), int(outputs))
+        assert sum(p.numel() for p in model.parameters()) == int(count.replace(",", "")), name
 
 
 def built(name):
@@ -115,8 +132,6 @@ def test_settings_work_with_own_methods_and_data():
 
     setup = prepare(FedAvg(), setting="fedmap/label-skew")
     assert (setup.config.method, setup.config.batch_size) == ("fedavg", 64)
-    import torch
-
     own = [(torch.randn(20, 4), torch.arange(20) % 2) for _ in range(2)]
     setup = prepare(data=own, setting="pfedvmp/fmnist-50c-dir0.3", model="mlp")
     assert (setup.config.partition, setup.config.batch_size, setup.config.data) == (None, 10, "own-data")

@@ -39,7 +39,8 @@ def settings() -> dict[str, Setting]:
             if file.name.endswith(".toml"):
                 told = tomllib.loads(file.read_text(encoding="utf-8"))
                 values = {key: value for key, value in told.items() if key not in WORDS}
-                found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = Setting(*(told[w] for w in WORDS), values)
+                words = {key: told[key] for key in WORDS}
+                found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = Setting(**words, values=values)
     return dict(sorted(found.items()))
 
 
