@@ -31,7 +31,11 @@ def data(ctx: typer.Context) -> None:
     for name, factory in MODELS.items():
         models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0])
     console.print(models)
-    say(console, "Your own model: --model package.module:factory. Your own data: coterie.run in Python.", "dim")
+    say(
+        console,
+        "Your own model: --model package.module:factory. Your own files: --silos a.csv b.csv --target COLUMN.",
+        "dim",
+    )
 
 
 def _settings(defaults: Mapping[str, Any]) -> str:
