@@ -10,6 +10,7 @@ from coterie.data.tables import MISSING, Table, canonical, number, short
 from coterie.errors import DataError
 
 MOST_CATEGORIES = 50  # a column of more different words is text
+FEW_CATEGORIES = 10  # more than these are categories only if they come twice on average
 MANY_VALUES = 20  # a target of more different numbers with decimals is a regression
 
 
@@ -66,7 +67,7 @@ def _infer_column(name: str, tables: Sequence[Table]) -> tuple[Column, list[str]
             f"{table.lines[row]}: '{short(cell)}': correct it, or add it to --missing, or leave the column out with "
             f"--drop {name}"
         ]
-    if len(words) > MOST_CATEGORIES or len(words) > max(2, len(cells) / 2):
+    if len(words) > MOST_CATEGORIES or len(words) > max(FEW_CATEGORIES, len(cells) / 2):
         return Column(name, "category"), [
             f"column '{name}' is text ({len(words)} different values in {len(cells)} cells, such as '{short(cell)}' in "
             f"'{table.file}' line {table.lines[row]}): leave it out with --drop {name}"

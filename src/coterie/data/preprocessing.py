@@ -107,7 +107,8 @@ def apply_preprocessing(table: Table, preprocessing: Mapping[str, Any]) -> Tenso
         else:
             chosen = np.array([learnt["mode"] if cell is None else canonical(cell) for cell in cells], object)
             parts.append(np.stack([chosen == category for category in column.categories], 1).astype(np.float64))
-    x = np.concatenate(parts, 1).astype(np.float32)
+    with np.errstate(over="ignore"):  # told below
+        x = np.concatenate(parts, 1).astype(np.float32)
     if not np.isfinite(x).all():
         row, place = (int(index[0]) for index in np.nonzero(~np.isfinite(x)))
         name = schema.features[place]

@@ -121,10 +121,11 @@ def schema_from_dict(values: Any, where: str) -> Schema:
     lists = {key: values.get(key, default) for key, default in (("classes", []), ("missing", MISSING), ("names", []))}
     problems += [f"{key}: give a list of text" for key, value in lists.items() if not _is_texts(value)]
     columns, more = _columns(values.get("columns"))
-    if values.get("kind") == "classification" and _is_texts(lists["classes"]) and len(set(lists["classes"])) < 2:
-        problems.append("classes: a classification needs at least two")
-    elif values.get("kind") == "classification" and parse_target(str(values.get("target"))).sign:
-        if len(lists["classes"]) != 2:
+    if values.get("kind") == "classification" and _is_texts(lists["classes"]):
+        number_of = len(set(lists["classes"]))
+        if number_of < 2:
+            problems.append("classes: a classification needs at least two")
+        elif number_of > 2 and parse_target(str(values.get("target"))).sign:
             problems.append("classes: a comparison has two, where it is false and where it is true")
     if problems or more:
         raise DataError("\n".join(f"{where}: {problem}" for problem in [*problems, *more]))
