@@ -8,6 +8,7 @@ import coterie
 from coterie.data.silos import apply_preprocessing, read_like
 from coterie.errors import CheckpointError, ConfigError
 from coterie.experiment.config import read_toml
+from coterie.experiment.setup import prepare
 from coterie.experiment.silos import find_files
 from tests.data.test_silos import sites
 
@@ -18,10 +19,9 @@ def test_paths_globs_and_folders(tmp_path, monkeypatch):
     files = list(sites(tmp_path))
     (tmp_path / "notes.md").write_text("no data")
     monkeypatch.chdir(tmp_path)
-    assert (
-        find_files(["."]) == find_files(["*.csv"]) == find_files(["b.csv", "a.csv", "*.csv"])[1:2] + files[1:] == files
-    )
-    with pytest.raises(ValueError, match="there is no file 'x.csv'"):
+    assert find_files(["."]) == find_files(["*.csv"]) == files
+    assert find_files(["b.csv", "*.csv"]) == [files[1], files[0], files[2]]
+    with pytest.raises(ValueError, match=r"there is no file 'x\.csv'"):
         find_files(["x.csv"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="folder 'empty' has no file"):
@@ -32,7 +32,7 @@ def test_a_run_keeps_what_prediction_needs(tmp_path):
     files = sites(tmp_path)
     out = tmp_path / "run"
     result = coterie.run(silos=list(files), target="sick", drop=["id"], class_weights="balanced", out=out, **HOW)
-    assert result.names == ["a", "b", "c"] or tuple(result.names) == ("a", "b", "c")
+    assert list(result.names) == ["a", "b", "c"]
     config = read_toml(out / "config.toml")
     assert (config["data"], config["silos"], config["model"]) == ("silos", list(files), "tabular")
     record = json.loads((out / "clients" / "b" / "preprocessing.json").read_text())
@@ -42,8 +42,6 @@ def test_a_run_keeps_what_prediction_needs(tmp_path):
     model = coterie.load(out, "b")
     assert torch.equal(model(x), result.model("b")(x))
     # The test metric again, from the files in the run folder and the site's own file alone.
-    from coterie.experiment.setup import prepare
-
     federation = prepare(silos=list(files), target="sick", drop=["id"]).federation
     test = federation.split(1).test
     predicted = model(x).argmax(1)[test - 40]
