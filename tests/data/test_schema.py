@@ -5,7 +5,7 @@ import pytest
 from coterie.data.infer import infer
 from coterie.data.schema import Column, Schema, parse_target, read_schema, schema_from_dict
 from coterie.data.tables import Table
-from coterie.errors import DataError
+from coterie.errors import CoterieWarning, DataError
 
 
 def table(file="a.csv", **columns):
@@ -45,8 +45,8 @@ def test_all_problems_are_told_at_once():
 def test_targets():
     x = [str(i) for i in range(60)]
     values = [str(i / 7) for i in range(60)]
-    assert infer([table(x=x, y=values)], "y").kind == "regression"
-    assert infer([table(x=x, y=values)], "y", regression=False).kind == "classification"
+    assert infer([table(x=values, y=values)], "y").kind == "regression"
+    assert infer([table(x=values, y=values)], "y", regression=False).kind == "classification"
     assert infer([table(x=x[:3], y=["2", "10", "1"])], "y").classes == ("1", "2", "10")
     assert infer([table(x=x[:3], y=["2", "10", "1"])], "y", regression=True).kind == "regression"
     assert infer([table(x=x[:3], y=["2", "10", "1"])], "y > 1").classes == ("y<=1", "y>1")
@@ -60,6 +60,13 @@ def test_targets():
         infer([table(x=x[:2], y=["3", "4"])], "y>3", regression=True)
     with pytest.raises(DataError, match="there is no input"):
         infer([table(x=x[:2], y=["3", "4"])], "y", apart=["x"])
+
+
+def test_an_identifier_that_is_an_input_is_told():
+    number = [str(i) for i in range(40)]
+    with pytest.warns(CoterieWarning, match="column 'id' is a different whole number in every row.*--drop id"):
+        infer([table(id=number, y=["0", "1"] * 20)], "y")
+    infer([table(id=number, z=["1.5", *number[1:]], y=["0", "1"] * 20)], "y", apart=["id"])  # neither is one
 
 
 @pytest.mark.parametrize(

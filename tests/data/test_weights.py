@@ -133,6 +133,15 @@ def test_engines_agree(method):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_the_compiled_step_agrees():
+    how = {"rounds": 2, "batch_size": 4, "workers": 1, "reference": False, "lr": 0.1, "optimizer": "sgd"}
+    loop = run("fedavg", skewed(), model=model(), engine="loop", compile=False, **how)
+    compiled = run("fedavg", skewed(), model=model(), engine="stacked", compile=True, **how)
+    for ours, theirs in zip(tree.pack(loop.views).values(), tree.pack(compiled.views).values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_weights_change_the_result_and_help_the_rare_class():
     sizes = ((270, 30), (180, 20))
     plain = skewed(sizes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
 from coterie.data.schema import Column, Schema, Target, parse_target
 from coterie.data.tables import MISSING, Table, canonical, number, short
-from coterie.errors import DataError
+from coterie.errors import CoterieWarning, DataError
 
 MOST_CATEGORIES = 50  # a column of more different words is text
 FEW_CATEGORIES = 10  # more than these are categories only if they come twice on average
@@ -51,6 +52,14 @@ def infer(
     kind, classes, more = _infer_target(wanted, tables, regression)
     if problems or more:
         raise DataError("\n".join([*problems, *more]))
+    for column in columns:
+        if column.kind == "number" and all(_is_identifier(table.columns[column.name]) for table in tables):
+            warnings.warn(
+                f"column '{column.name}' is a different whole number in every row, as an identifier is, and is used as "
+                f"an input: --drop {column.name} leaves it out, --group {column.name} keeps rows of one person together",
+                CoterieWarning,
+                stacklevel=2,
+            )
     return Schema(target, kind, tuple(columns), classes, tuple(missing), tuple(names))
 
 
@@ -73,6 +82,11 @@ def _infer_column(name: str, tables: Sequence[Table]) -> tuple[Column, list[str]
             f"'{table.file}' line {table.lines[row]}): leave it out with --drop {name}"
         ]
     return Column(name, "category", tuple(words)), []
+
+
+def _is_identifier(cells: Sequence[str | None]) -> bool:
+    different = {canonical(cell) for cell in cells if cell is not None}
+    return len(cells) >= 20 and len(different) == len(cells) and all(each.lstrip("-").isdigit() for each in different)
 
 
 def _infer_target(
