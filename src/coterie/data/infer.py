@@ -56,7 +56,7 @@ def infer(
         if column.kind == "number" and all(_is_identifier(table.columns[column.name]) for table in tables):
             warnings.warn(
                 f"column '{column.name}' is a different whole number in every row, as an identifier is, and is used as "
-                f"an input: --drop {column.name} leaves it out, --group {column.name} keeps rows of one person together",
+                f"an input: --drop {column.name} leaves it out, --group {column.name} keeps a person together",
                 CoterieWarning,
                 stacklevel=2,
             )
