@@ -5,7 +5,9 @@ from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
 from coterie.experiment.compare import compare
 from coterie.experiment.comparison import Comparison
+from coterie.experiment.export import export
 from coterie.experiment.load import load
+from coterie.experiment.onboard import onboard
 from coterie.experiment.result import Result
 from coterie.experiment.run import resume, run
 from coterie.experiment.setup import prepare
@@ -31,8 +33,10 @@ __all__ = [
     "Result",
     "Task",
     "compare",
+    "export",
     "from_clients",
     "load",
+    "onboard",
     "prepare",
     "resume",
     "run",

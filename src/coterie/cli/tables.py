@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -22,6 +24,8 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         by = f"mean validation {words_of(result.metric)}"
         say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
         say(console, verdict(result))
+    if result.onboarded:
+        show(console, onboarded_table(result.onboarded))
     if bmta:
         optimistic = "the best mean test accuracy of any round; it is chosen on test data, so it is optimistic"
         say(console, f"BMTA {100 * result.bmta():.1f} %: {optimistic}.")
@@ -62,6 +66,47 @@ def verdict(result: Result) -> str:
         return f"{name} is {counted}, and {amount(result.metric, mean)} better on average."
     how = f"it is {amount(result.metric, mean)} worse" if mean < 0 else "it makes no difference"
     return f"{name} does not help on average: {how}. It is {counted}."
+
+
+def onboarded_table(joined: Sequence[Result]) -> Table:
+    """One line a newcomer, and their mean; intervals are of its test examples."""
+    metric, method = joined[0].metric, joined[0].config.method
+    title = f"Onboarded, without having taken part: test {heading(metric)}"
+    columns = ["local", method, "gain", "95 % interval", "verdict"] if joined[0].reference else [method]
+    table = _table(title, "client", "train", *columns)
+    for result in joined:
+        row = result.clients[0]
+        ours = shown(metric, row[f"test_{metric}"])
+        cells = [ours]
+        if result.reference:
+            between = f"{shown(metric, row['low'], '+')} to {shown(metric, row['high'], '+')}"
+            local, gain = shown(metric, row[f"local_test_{metric}"]), shown(metric, row["gain"], "+")
+            cells = [local, ours, gain, between, row["verdict"]]
+        table.add_row(row["client"], str(row["train"]), *cells)
+    if len(joined) > 1 and joined[0].reference:
+        rows = [result.clients[0] for result in joined]
+        mean = {key: float(np.mean([row[key] for row in rows])) for key in (f"local_test_{metric}", f"test_{metric}")}
+        more = shown(metric, float(np.mean([row["gain"] for row in rows])), "+")
+        means = [*(shown(metric, value) for value in mean.values()), more, "", ""]
+        table.add_section()
+        table.add_row(f"mean of {len(rows)}", f"{np.mean([r['train'] for r in rows]):.0f}", *means, style="bold")
+    return table
+
+
+def onboarded_words(result: Result) -> str:
+    """What a newcomer has of it, in a sentence or two."""
+    row, name = result.clients[0], type(result.method).__name__
+    if result.reference is None:
+        return f"{row['client']} was trained on its own data alone: that is all that {name} does."
+    much = amount(result.metric, row["gain"])
+    better = f"{much} better than training alone" if row["gain"] > 0 else f"{much} worse than training alone"
+    if not row["gain"]:
+        return f"{row['client']}'s model from {name} is as good as training alone, on its {row['test']} test examples."
+    sure = {
+        "gains": "which is more than chance",
+        "loses": "which is more than chance: it should train alone",
+    }.get(row["verdict"], f"but its {row['test']} test examples cannot tell that from chance")
+    return f"{row['client']}'s model from {name} is {better}, {sure}."
 
 
 def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -> None:

@@ -4,7 +4,8 @@ config.toml       the configuration, as resolved        rounds.jsonl    one line
 environment.json  versions and machine                  clients.csv     one line a client, at the selected round
 engine.json       the engine chosen, and why            summary.json    the selected round and the averages
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
-clients/NAME/               model.safetensors + model.json, which says how to rebuild the model
+clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md
+onboarded.csv               one line a client that took no part and was onboarded
 reference/                  the run of local training that this one is compared with, in the same form
 """
 
@@ -113,12 +114,12 @@ class RunFolder:
                 warnings.warn(f"{error}. Using the checkpoint before it.", CoterieWarning, stacklevel=2)
         return 0, like, None
 
-    def write_clients(self, rows: list[dict[str, Any]]) -> None:
+    def write_clients(self, rows: list[dict[str, Any]], file: str = "clients.csv") -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-        files.write_text(self.path / "clients.csv", text.getvalue())
+        files.write_text(self.path / file, text.getvalue())
 
     def write_model(self, client: str, view: tree.Tree, about: dict[str, Any]) -> None:
         folder = self.path / "clients" / safe_name(client)
@@ -133,6 +134,17 @@ def safe_name(client: str) -> str:
     """A client's name as a folder name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
     text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
     return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """What `write_clients` wrote; none where there is no such file."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
 
 
 def environment() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Result:
     task: Task
     method: AnyMethod
     views: Tree  # rows
+    server: Tree = ()  # at the selected round
+    onboarded: list[Result] = field(default_factory=list)  # one a client that was held out, at the end
 
     @property
     def names(self) -> list[str]:
