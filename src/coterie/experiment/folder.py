@@ -12,6 +12,7 @@ reference/                  the run of local training that this one is compared 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import os
@@ -159,6 +160,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

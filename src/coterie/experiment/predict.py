@@ -18,7 +18,7 @@ PIECE = 1024  # rows at once
 
 
 def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Model | None = None) -> tuple[str, str]:
-    """(the client's name, CSV with one line a row: the most likely class and the probability of each, or the values of a regression)."""
+    """(the client's name, CSV): one line a row, the most likely class and the probability of each, or the value."""
     folder, about = find_client(run, client)
     x = read_inputs(Path(rows), folder, about)
     module = load(run, about["client"], model=model)

@@ -44,7 +44,7 @@ def read_examples(path: Path, target: str | None, about: dict[str, Any]) -> tupl
         raise DataError(f"'{path}' holds inputs only: give a .npz with arrays x and y, or a CSV with a target column")
     header, cells, lines = read_csv(path)
     name = target or ("y" if "y" in header else header[-1])
-    if target is None and name == f"x{math.prod(about['input_shape'])}":
+    if target is None and name in {f"x{i + 1}" for i in range(math.prod(about["input_shape"]))}:
         raise DataError(f"'{path}' has inputs only: name the column to predict with --target, or call it y")
     if name not in header:
         raise DataError(f"'{path}' has no column '{name}' (the target); it has {_some(header)}")
