@@ -3,9 +3,11 @@
 from coterie import tree
 from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
+from coterie.evaluation import Benefit
 from coterie.experiment.compare import compare
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.export import export
+from coterie.experiment.finished import compare_runs
 from coterie.experiment.load import load
 from coterie.experiment.onboard import onboard
 from coterie.experiment.result import Result
@@ -23,6 +25,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Benefit",
     "Comparison",
     "ConfigError",
     "CoterieError",
@@ -33,6 +36,7 @@ __all__ = [
     "Result",
     "Task",
     "compare",
+    "compare_runs",
     "export",
     "from_clients",
     "load",

@@ -6,8 +6,8 @@ import torch
 
 import coterie
 from coterie import METHODS
-from coterie.evaluation import score
-from coterie.experiment.card import LEVEL, intervals, to_markdown, write_cards
+from coterie.evaluation import Predictions
+from coterie.experiment.card import intervals, to_markdown, write_cards
 from coterie.experiment.setup import prepare
 from coterie.task import Task
 from tests.experiment.conftest import QUICK, two_kinds
@@ -27,7 +27,7 @@ def test_counts_classes_and_metrics_are_the_clients_own(joined):
             assert [count[part] for count in card["data"]["classes"].values()] == labels.bincount(minlength=2).tolist()
         assert card["metrics"]["test"]["accuracy"] == pytest.approx(row["test_accuracy"])
         for metric, (low, high) in card["metrics"]["test_intervals"].items():
-            assert low <= card["metrics"]["test"][metric] <= high
+            assert low is None or low <= card["metrics"]["test"][metric] <= high
         assert card["method"]["hyper"] == result.config.hyper
         assert card["versions"]["coterie"] == coterie.__version__
 
@@ -98,12 +98,11 @@ def test_intervals_hold_the_mean_as_often_as_they_say():
     task = Task(torch.nn.Linear(1, 2), num_classes=2)
     y = torch.arange(400) % 2
     outputs = torch.nn.functional.one_hot(torch.where(torch.arange(400) % 4 == 0, 1 - y, y), 2).float()
-    low, high = intervals(task, outputs, y, 0, "client")["accuracy"]
+    one = Predictions(outputs, y, torch.zeros(400, dtype=torch.long))
+    low, high = intervals(task, one, ["accuracy"], 0, "client")["accuracy"]
     error = (0.75 * 0.25 / 400) ** 0.5
     assert low == pytest.approx(0.75 - 1.96 * error, abs=0.006)
     assert high == pytest.approx(0.75 + 1.96 * error, abs=0.006)
-    assert score(task, outputs, y, torch.zeros(400, dtype=torch.long), 1)["accuracy"][0] == 0.75
-    assert LEVEL == 0.95
 
 
 def test_regression_cards(tmp_path):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from coterie import rng
 from coterie.data import Federation
-from coterie.evaluation import score
+from coterie.evaluation import Predictions
+from coterie.evaluation.benefit import LEVEL, interval
+from coterie.evaluation.bootstrap import draws, statistic
 from coterie.experiment import files
 from coterie.experiment.folder import environment, safe_name
 from coterie.experiment.result import Result
@@ -21,9 +22,7 @@ from coterie.hyper import AnyMethod
 from coterie.task import Task
 
 FORMAT = 1
-LEVEL = 0.95
 RESAMPLES = 1000
-OUTPUTS = 2**20  # that a bootstrap holds at once
 PARTS = ("train", "validation", "test")
 SHOWN = 10  # collaborators that the Markdown names
 
@@ -75,7 +74,7 @@ def make_card(
             "seed": config.seed,
         },
         "data": {"name": config.data, **_data(federation, i)},
-        "metrics": _metrics(result, federation, i),
+        "metrics": _metrics(result, i),
         "selected_metric": result.metric,
         "level": LEVEL,
         "benefit": gain,
@@ -96,34 +95,27 @@ def class_names(federation: Federation) -> list[str]:
     return list(getattr(federation, "classes", ()) or map(str, range(federation.num_classes or 0)))
 
 
-def intervals(task: Task, outputs: torch.Tensor, y: torch.Tensor, *seed: int | str) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of every metric, by drawing the examples anew, with replacement."""
-    draw, size = rng.generator(*seed, "intervals"), len(y)
-    together = max(1, OUTPUTS // max(1, outputs.numel()))
-    drawn: list[dict[str, np.ndarray]] = []
-    for start in range(0, RESAMPLES, together):
-        number = min(together, RESAMPLES - start)
-        index = torch.from_numpy(draw.integers(size, size=number * size))
-        drawn.append(score(task, outputs[index], y[index], torch.arange(number).repeat_interleave(size), number))
-    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    every = {name: np.concatenate([part[name] for part in drawn]) for name in drawn[0]}
-    # A metric that has no value in any resample (R^2 where nothing varies) has no interval either.
-    bounds = {name: np.nanquantile(v, tails) if np.isfinite(v).any() else [np.nan] * 2 for name, v in every.items()}
-    return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
+def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int | str) -> dict[str, tuple[float, float]]:
+    """Percentile intervals of one client's metrics, by drawing its examples anew, with replacement."""
+    weights = list(draws(len(one.y), RESAMPLES, rng.generator(*seed, "intervals")))
+    found = {}
+    for metric in metrics:
+        of = statistic(task, metric, one)
+        found[metric] = interval(np.concatenate([of(some) for some in weights]))
+    return found
 
 
-def _metrics(result: Result, federation: Federation, i: int) -> dict[str, Any]:
+def _metrics(result: Result, i: int) -> dict[str, Any]:
     """{part: {metric: value}}, and of those on test data the intervals."""
-    row, test = result.clients[i], federation.split(i).test
-    with torch.no_grad():
-        model = result.model(i)
-        outputs = torch.cat([model(federation.x[piece]) for piece in torch.split(torch.from_numpy(test), 1024)])
-    bounds = intervals(result.task, outputs, federation.y[test], result.config.seed, row["client"])
+    row = result.clients[i]
     told: dict[str, Any] = {
         part: {key.removeprefix(f"{part}_"): value for key, value in row.items() if key.startswith(f"{part}_")}
         for part in ("validation", "test")
     }
-    return {**told, "test_intervals": {name: list(bounds[name]) for name in told["test"] if name in bounds}}
+    # Not of the calibration error: a resample repeats examples, which alone makes it larger.
+    names = [name for name in told["test"] if name != "ece"]
+    bounds = intervals(result.task, result.predictions.of(i), names, result.config.seed, row["client"])
+    return {**told, "test_intervals": {name: list(bounds[name]) for name in names}}
 
 
 def _data(federation: Federation, i: int) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,11 +23,11 @@ from coterie.data import Federation, from_clients
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.errors import CheckpointError, ConfigError, DataError
-from coterie.evaluation import BETTER, score
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment import files
-from coterie.experiment.card import LEVEL, RESAMPLES, write_cards
+from coterie.experiment.card import write_cards
 from coterie.experiment.config import Config, resolve
+from coterie.experiment.finish import add_benefit
 from coterie.experiment.folder import RunFolder, read_rows
 from coterie.experiment.load import build_module, find_client
 from coterie.experiment.result import Result
@@ -145,7 +144,7 @@ def join(finished: Finished, site: Federation, tell: Progress) -> Result:
     if finished.config.method != "local":
         alone = Setup(config, method, site, task, finished.metric).with_method(local_like(method))
         result.reference = execute(alone, None, Silent(), resume=False)
-        result.clients[0] |= _benefit(result, site)
+        add_benefit(result, None)
     return result
 
 
@@ -210,23 +209,6 @@ def _site(
         seed=config.seed,
     )
     return site, None
-
-
-def _benefit(result: Result, site: Federation) -> dict[str, Any]:
-    """The gain over training alone, with a paired bootstrap interval: both models are scored on the same draws."""
-    metric, alone, test = result.metric, result.reference, site.split(0).test
-    if alone is None:
-        return {}
-    sign = 1 if BETTER[metric] is max else -1
-    drawn = rng.generator(result.config.seed, "benefit", site.names[0]).integers(len(test), size=RESAMPLES * len(test))
-    index, owner = torch.from_numpy(drawn), torch.arange(RESAMPLES).repeat_interleave(len(test))
-    with torch.no_grad():
-        outputs = [(each.task, each.model(0)(site.x[test])[index]) for each in (result, alone)]
-    ours, theirs = (score(task, out, site.y[test][index], owner, RESAMPLES) for task, out in outputs)
-    low, high = np.nanquantile(sign * (ours[metric] - theirs[metric]), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    local = alone.clients[0][f"test_{metric}"]
-    told = {f"local_test_{metric}": local, "gain": sign * (result.clients[0][f"test_{metric}"] - local)}
-    return told | {"low": low, "high": high, "verdict": "gains" if low > 0 else "loses" if high < 0 else "cannot tell"}
 
 
 def _write(run: Path, finished: Finished, result: Result, site: Federation) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 from coterie import tree
 from coterie.data import SOURCES, Federation
 from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError
-from coterie.evaluation import BETTER
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.benefit import sign_of
+from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files
-from coterie.experiment.card import class_names, write_cards
+from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
+from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
@@ -77,14 +77,7 @@ def run_setup(
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
         result.reference = execute(alone, beside, tell, resume=begun)
-        for row, gain, other in zip(result.clients, result.gains(), result.reference.clients, strict=True):
-            row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]
-            row["gain"] = float(gain)
-        if out:
-            RunFolder(out).write_clients(result.clients)
-    if out:
-        files.write_json(out / "summary.json", summary(result))
-        write_cards(result, setup, out)
+    finish(result, setup, out)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
     return result
@@ -109,24 +102,6 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def summary(result: Result) -> dict[str, Any]:
-    names = METRICS[result.task.kind]
-    told: dict[str, Any] = {
-        "method": result.config.method,
-        "selected_round": result.selected,
-        "selected_by": f"mean validation {result.metric}",
-        "test": {name: result.mean(name) for name in names},
-        "last_round": {
-            "round": result.rounds[-1]["round"],
-            "test": {name: float(np.mean(result.rounds[-1]["test"][name])) for name in names},
-        },
-    }
-    if result.reference:
-        told["local"] = {name: result.reference.mean(name) for name in names}
-        told["clients_better_than_alone"] = int((result.gains() > 0).sum())
-    return told
-
-
 def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
@@ -139,7 +114,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
     if folder and resume:
         done, sim.state, best = folder.load_last(sim.state)
-        records = folder.read_rounds(done)
+        records = [_with_all_metrics(record, setup) for record in folder.read_rounds(done)]
         folder.rewrite_rounds(records)
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
@@ -155,7 +130,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
             record = _record(number, outcome, federation)
             if number % config.evaluate_every == 0 or number == config.rounds:
                 scores = sim.evaluate(number, engine)
-                record |= {part: {m: v.tolist() for m, v in by.items()} for part, by in scores.items()}
+                record |= {part: {m: plain(v) for m, v in by.items()} for part, by in scores.items()}
                 if best is None or _better(setup.metric, record, _at(records, best)):
                     best, kept = number, sim.state
             record["seconds"] = time.perf_counter() - begin
@@ -176,8 +151,13 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         tell.stop()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
+    last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
     views = tree.clone(sim.views(best, engine))
+    predictions = sim.predictions(best, engine)
+    if both:
+        selected = both if best == last else sim.both_tests(best, engine)
+        both = {"selected": {"round": best, **selected}, "last": {"round": last, **both}}
     result = Result(
         config,
         out,
@@ -189,9 +169,12 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         setup.task,
         setup.method,
         views,
+        predictions,
+        both,
         kept.server,
     )
     if folder:
+        folder.write_predictions(predictions)
         write_models(folder, result, federation, len(federation.names))
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
@@ -241,6 +224,13 @@ def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]
         "bytes_up": outcome.bytes_up,
         "bytes_down": outcome.bytes_down,
     }
+
+
+def _with_all_metrics(record: dict[str, Any], setup: Setup) -> dict[str, Any]:
+    """A run that began with an earlier version has not measured them all."""
+    unknown = dict.fromkeys(METRICS[setup.task.kind], [math.nan] * len(setup.federation.names))
+    parts = ("validation", "test", "global_validation", "global_test")
+    return record | {part: unknown | record[part] for part in parts if part in record}
 
 
 def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list[dict[str, Any]]:
@@ -297,8 +287,8 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     """Strictly better, so that ties go to the earlier round."""
-    ours, theirs = (float(np.nanmean(record["validation"][metric])) for record in (new, old))
-    return (BETTER[metric] is max and ours > theirs) or (BETTER[metric] is min and ours < theirs)
+    ours, theirs = (sign_of(metric) * mean(record["validation"][metric]) for record in (new, old))
+    return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
 def local_like(method: AnyMethod) -> AnyMethod:
