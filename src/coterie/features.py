@@ -206,9 +206,10 @@ def centroid_distance(features: Tensor, batch: Batch, anchor: tuple[Tensor, Tens
     An example of a class that has no centroid yet adds 0. A penalty for `coterie.local.train`.
     """
     centroid, known, strength = anchor
-    weight = batch.mask * known[batch.y]
+    here = (batch.mask > 0).to(batch.mask.dtype)  # class weights are for the loss: here every example counts the same
+    weight = here * known[batch.y]
     distance = ((features - centroid[batch.y]) ** 2).flatten(1).mean(1)
-    return strength * (distance * weight).sum() / batch.mask.sum().clamp_min(1.0)
+    return strength * (distance * weight).sum() / here.sum().clamp_min(1.0)
 
 
 def used_bytes(count: Tensor, mean: Tensor, factor: Tensor | Factor | tuple[()]) -> int:
@@ -237,5 +238,5 @@ def _widened(batches: Batches, width: int = 64) -> Batches:
 
 
 def _members(batch: Batch, classes: int) -> Tensor:
-    """[batch, classes]; 1 where an example that counts is of the class."""
-    return (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) * batch.mask[:, None]
+    """[batch, classes]; 1 where an example that counts, whatever its weight, is of the class."""
+    return (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) & (batch.mask > 0)[:, None]

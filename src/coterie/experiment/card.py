@@ -92,7 +92,7 @@ def version() -> str:
 
 def class_names(federation: Federation) -> list[str]:
     """As the data names them, or else their numbers; none in a regression."""
-    return list(getattr(federation, "classes", ()) or map(str, range(federation.num_classes or 0)))
+    return list(federation.classes or map(str, range(federation.num_classes or 0)))
 
 
 def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int | str) -> dict[str, tuple[float, float]]:
@@ -209,9 +209,8 @@ def _metric_table(card: dict[str, Any]) -> list[str]:
     metrics = card["metrics"]
     lines = [f"| | validation | test | {LEVEL:.0%} interval |", "|---|---:|---:|---:|"]
     for name, value in metrics["test"].items():
-        low, high = metrics["test_intervals"].get(name, (np.nan, np.nan))
-        other = _shown(metrics["validation"].get(name))
-        lines.append(f"| {_words(name)} | {other} | {_shown(value)} | {_shown(low)} to {_shown(high)} |")
+        between = " to ".join(map(_shown, metrics["test_intervals"].get(name, ())))
+        lines.append(f"| {_words(name)} | {_shown(metrics['validation'].get(name))} | {_shown(value)} | {between} |")
     return [
         *lines,
         "",

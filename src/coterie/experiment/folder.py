@@ -6,8 +6,10 @@ engine.json       the engine chosen, and why            summary.json    the sele
 predictions.safetensors     what every client's model says of its test examples, at the selected round
 benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
-clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md
+clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md; of
+                            sites' own files also preprocessing.json, which says how a row becomes an input
 onboarded.csv               one line a client that took no part and was onboarded
+data.json                   of sites' own files: what they were (SHA-256)
 reference/                  the run of local training that this one is compared with, in the same form
 """
 
@@ -157,6 +159,9 @@ class RunFolder:
         folder = self.path / "clients" / safe_name(client)
         files.write_tensors(folder / "model.safetensors", tree.pack(view))
         files.write_json(folder / "model.json", {"format": FORMAT, "client": client, **about})
+
+    def write_preprocessing(self, client: str, record: dict[str, Any]) -> None:
+        files.write_json(self.path / "clients" / safe_name(client) / "preprocessing.json", record)
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:05d}"

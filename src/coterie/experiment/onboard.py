@@ -10,6 +10,7 @@ local training on its own data for as many steps, from the run's initial model.
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from torch import Tensor
 
 from coterie import rng, tree
 from coterie.data import Federation, from_clients
+from coterie.data.schema import schema_from_dict
+from coterie.data.silos import Silos, load_silos
+from coterie.data.weights import balanced
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.errors import CheckpointError, ConfigError, DataError
@@ -34,6 +38,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.rows import read_examples
 from coterie.experiment.run import Progress, Silent, execute, local_like, read_config, write_models
 from coterie.experiment.setup import Model, Setup
+from coterie.experiment.silos import OPTIONS
 from coterie.experiment.simulation import State
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Newcomer, Population
@@ -106,11 +111,9 @@ def onboard(
     name = name or (Path(data).stem if isinstance(data, str | Path) else "newcomer")
     if name in finished.names:
         raise ConfigError([f"'{name}' took part in this run: give the newcomer another name with --name"])
-    site, record = _site(run, name, data, target, about, finished.config)
-    result = join(finished, site, progress or Silent())
+    site = _site(run, name, data, target, about, finished.config)
+    result = join(finished, balanced(site) if finished.config.class_weights else site, progress or Silent())
     _write(run, finished, result, site)
-    if record is not None:
-        files.write_json(find_client(run, name)[0] / "preprocessing.json", record)
     return result
 
 
@@ -169,7 +172,9 @@ def grown(method: AnyMethod, task: Task, server: Tree, names: Sequence[str]) -> 
 def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str, Any]]:
     """(what a newcomer needs, what the run's models are like), from the run folder alone: no client's data is read."""
     _, about = find_client(run, 1)
-    config, method = resolve(read_config(run), own_data=True, own_model=True)
+    # Of the run's data nothing is needed, so where its files were does not matter.
+    values = {key: value for key, value in read_config(run).items() if key not in ("silos", *OPTIONS)}
+    config, method = resolve(values, own_data=True, own_model=True)
     if config.topology != "server":
         raise ConfigError([f"'{run}' has no server to join: its clients are peers (topology = {config.topology!r})"])
     names = tuple(row["client"] for row in read_rows(run / "clients.csv"))
@@ -190,25 +195,43 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
 
 def _site(
     run: Path, name: str, data: str | Path | Pair, target: str | None, about: dict[str, Any], config: Config
-) -> tuple[Federation, dict[str, Any] | None]:
-    """The newcomer's federation of one and, where the run's sites prepare their tables, how it prepares its own."""
+) -> Federation:
+    """The newcomer's federation of one. Where the run's sites prepare their tables, it prepares its own like them."""
+    record = find_client(run, 1)[0] / "preprocessing.json"
     if isinstance(data, str | Path):
-        x, y = read_examples(Path(data), target, about)
+        path = Path(data)
+        if record.exists() and path.suffix.lower() != ".npz":
+            return _silo(run, name, path, target, files.read_json(record)["schema"], config)
+        x, y = read_examples(path, target, about)
     else:
         x, y = data
     if tuple(x.shape[1:]) != tuple(about["input_shape"]):
         raise DataError(f"'{name}': inputs of shape {tuple(x.shape[1:])}; this run has {tuple(about['input_shape'])}")
-    regression = about["kind"] == "regression"
     site = from_clients(
         {name: (x, y)},
         name=config.data,
         num_classes=about["num_classes"],
-        regression=regression,
+        regression=about["kind"] == "regression",
         validation=config.validation,
         test=config.test,
         seed=config.seed,
     )
-    return site, None
+    return dataclasses.replace(site, classes=tuple(about.get("classes") or ()))
+
+
+def _silo(run: Path, name: str, path: Path, target: str | None, schema: dict[str, Any], config: Config) -> Federation:
+    """Its own table, by the schema that the run's sites agreed on; prepared by what its own training rows say."""
+    agreed = schema_from_dict(schema, str(run))
+    if target not in (None, agreed.target):
+        raise ConfigError([f"target = '{target}': the sites of this run agreed on {agreed.target}"])
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "schema.toml"
+        given.write_text(agreed.to_toml(), encoding="utf-8")
+        group = read_config(run).get("group")
+        silos = Silos((str(path),), schema=str(given), columns=agreed.names, missing=agreed.missing, group=group)
+        site = load_silos(silos, validation=config.validation, test=config.test, seed=config.seed)
+    (split,), (record,) = site.clients.values(), site.preprocessing.values()
+    return dataclasses.replace(site, clients={name: split}, preprocessing={name: record}, files={})
 
 
 def _write(run: Path, finished: Finished, result: Result, site: Federation) -> None:

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.data.preprocessing import apply_preprocessing, read_like
+from coterie.data.schema import parse_target, schema_from_dict
+from coterie.data.tables import Table, read_table
 from coterie.errors import DataError
 from coterie.experiment import files
 
@@ -22,12 +25,24 @@ def read_inputs(path: Path, client: Path, about: dict[str, Any]) -> Tensor:
     if path.suffix.lower() in (".npy", ".npz"):
         return _checked(path, _array(path, "x"), about)
     if record.exists():
-        from coterie.data.silos import apply_preprocessing, read_like
-
         preprocessing = files.read_json(record)
-        return apply_preprocessing(read_like(path, preprocessing), preprocessing)
+        return apply_preprocessing(_read_like(path, preprocessing), preprocessing)
     header, cells, lines = read_csv(path)
     return _features(path, header, cells, lines, about)
+
+
+def _read_like(path: Path, preprocessing: dict[str, Any]) -> Table:
+    """As the site's own file was read; but rows to predict may lack the target, and may have a header anyway."""
+    schema = schema_from_dict(preprocessing["schema"], "preprocessing")
+    if not schema.names or path.suffix.lower() in (".parquet", ".pq") or not path.is_file():
+        return read_like(path, preprocessing)
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = [cell.strip() for cell in file.readline().split(",")]
+    if {column.name for column in schema.columns} & set(first):
+        return read_table(path, missing=schema.missing)
+    target = parse_target(schema.target, schema.names).column
+    inputs = [name for name in schema.names if name != target]
+    return read_table(path, columns=inputs if len(first) == len(inputs) else schema.names, missing=schema.missing)
 
 
 def read_examples(path: Path, target: str | None, about: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
 
@@ -43,7 +44,7 @@ class Silent:
 
 def run(
     method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     out: str | Path | None = None,
@@ -54,7 +55,8 @@ def run(
 
     `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
-    pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
+    pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
+    `out`, a run folder is written there.
     """
     setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)
@@ -92,7 +94,8 @@ def resume(
     """
     path = Path(path)
     values = read_config(path)
-    named = {"data": values["data"] in SOURCES, "model": values["model"] != "own-model"}
+    check_files(path)
+    named = {"data": values["data"] in SOURCES or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
@@ -119,6 +122,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
         folder.create(to_toml(config.to_file()))
+        record_files(folder.path, federation.files)
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
@@ -270,6 +274,8 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             ),
         }
         folder.write_model(row["client"], tree.rows(result.views, i), about)
+        if row["client"] in federation.preprocessing:
+            folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 
 
 def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -> tuple[int | None, State | None]:

@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from coterie import rng
 from coterie.data import Federation, from_clients, load
+from coterie.data.silos import load_silos
+from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment.config import TABLES, Config, flags, resolve
+from coterie.experiment.silos import options
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
 from coterie.task import Task, make_task
 
-Data = str | Federation | Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
+Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
+Data = str | Federation | Sequence[Client] | Mapping[str, Client]
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -46,15 +51,15 @@ class Setup:
 
 def prepare(
     method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     **settings: Any,
 ) -> Setup:
     """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
-    own_data, own_model = not isinstance(data, str), model is not None and not isinstance(model, str)
-    values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
+    own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
+    values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     values["method"] = method if isinstance(method, str) else "fedavg"
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
@@ -116,11 +121,18 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _federation(config: Config, data: Data) -> Federation:
+def _federation(config: Config, data: Data | None) -> Federation:
+    federation = _without_weights(config, data)
+    return balanced(federation) if config.class_weights else federation
+
+
+def _without_weights(config: Config, data: Data | None) -> Federation:
     if isinstance(data, Federation):
         return data
-    if isinstance(data, str):
-        return load(data, config.seed, config.validation, config.test)
+    if config.silos:
+        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
+    if isinstance(data, str | None):
+        return load(config.data, config.seed, config.validation, config.test)
     return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
 
 
