@@ -431,6 +431,7 @@ def outcome(gains, metric="accuracy", method="fedavg", reference=True):
         ),
         ([0.01, -0.01], "FedAvg does not help on average: it makes no difference. It is better than"),
         ([0.0001, 0.0], "and less than 0.1 points better on average"),
+        ([float("nan")], "FedAvg cannot be compared: no client's test examples define accuracy."),
     ],
 )
 def test_the_verdict_is_honest(gains, words):

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -106,6 +107,20 @@ def test_undefined_metrics_are_null_in_files_and_nan_in_memory(finished):
     again = coterie.resume(out, data=clients(), model=factory)
     assert again.clients == result.clients
     assert math.isnan(result.benefit("auroc").clients[3]["gain"])
+
+
+def test_a_run_that_an_earlier_version_began_is_gone_on_with(finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        for part in ("validation", "test"):
+            record[part] = {name: record[part][name] for name in ("balanced_accuracy", "accuracy", "loss")}
+    (out / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (out / "predictions.safetensors").unlink()
+    again = coterie.resume(out, data=clients(), model=factory)
+    assert math.isnan(again.clients[0]["test_auroc"])
+    assert again.benefit().clients == finished[1].benefit().clients
 
 
 def test_a_round_with_a_defined_metric_beats_one_without():

@@ -144,6 +144,8 @@ def verdict(result: Result) -> str:
     gains, name = result.gains(), type(result.method).__name__
     better, worse, average = int((gains > 0).sum()), int((gains < 0).sum()), mean(gains)
     counted = f"better than training alone for {better} of {len(gains)} clients and worse for {worse}"
+    if math.isnan(average):
+        return f"{name} cannot be compared: no client's test examples define {words_of(result.metric)}."
     if average > 0:
         return f"{name} is {counted}, and {amount(result.metric, average)} better on average."
     how = f"it is {amount(result.metric, average)} worse" if average < 0 else "it makes no difference"

@@ -39,13 +39,14 @@ BINS = 15
 
 def score(task: Task, outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> Scores:
     """`outputs` and `y` are [examples, ...], `owner` [examples] says whose each is; every client has at least one."""
+    outputs, y, owner = outputs.cpu(), y.cpu(), owner.cpu()
     count = torch.bincount(owner, minlength=clients).double()
     loss = torch.bincount(owner, task.output_losses(outputs, y).double(), minlength=clients) / count
     if task.kind == "regression":
         scores = _regression(outputs, y, owner, count)
     else:
         scores = _classification(*one_label_each(outputs, y, owner), clients)
-    return {name: value.cpu().numpy() for name, value in {**scores, "loss": loss}.items()}
+    return {name: value.numpy() for name, value in {**scores, "loss": loss}.items()}
 
 
 def one_label_each(outputs: Tensor, y: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
