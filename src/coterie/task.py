@@ -80,6 +80,15 @@ class Task:
                 tensor.copy_(params[self._first_name[name]])
         return module
 
+    def beginning(self, params: Params, only: frozenset[str] | None = None) -> Task:
+        """The same model that begins at `params` and, with `only`, trains nothing else."""
+        module = self.module(params)
+        if only is not None:
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(parameter.requires_grad and name in only)
+        loss, head = self._example_losses, self.head_module or None
+        return Task(module, self.kind, num_classes=self.num_classes, head=head, loss=loss)
+
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
         trained = {name: value for name, value in params.items() if name in self.trainable}

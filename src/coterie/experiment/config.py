@@ -68,6 +68,7 @@ class Config(BaseModel):
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of the clients kept out, and onboarded at the end")
     seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
     validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
     test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
@@ -194,6 +195,8 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("give fraction or clients_per_round, not both")
     if config.validation + config.test >= 1:
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
+    if config.holdout and config.topology != "server":
+        problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
     if config.select is not None and config.select not in BETTER:
         problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
     if not own_model:

@@ -15,6 +15,7 @@ from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files
+from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
@@ -69,14 +70,18 @@ def run_setup(
     resuming: bool = False,
 ) -> Result:
     """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference."""
+    from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
+
     tell = progress or Silent()
-    result = _execute(setup, out, tell, resume=resuming)
+    result = execute(setup, out, tell, resume=resuming)
     if setup.config.reference and setup.config.method != "local":
-        alone = setup.with_method(_local_like(setup.method))
+        alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        result.reference = _execute(alone, beside, tell, resume=begun)
+        result.reference = execute(alone, beside, tell, resume=begun)
     finish(result, setup, out)
+    if setup.held_out:
+        result.onboarded = onboard_held_out(result, setup, out, tell)
     return result
 
 
@@ -88,7 +93,7 @@ def resume(
     A run whose data or model was given in Python needs the same ones again.
     """
     path = Path(path)
-    values = _read_config(path)
+    values = read_config(path)
     check_files(path)
     named = {"data": values["data"] in SOURCES or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
@@ -100,7 +105,7 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
@@ -170,10 +175,11 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         views,
         predictions,
         both,
+        kept.server,
     )
     if folder:
         folder.write_predictions(predictions)
-        _write_models(folder, result, federation)
+        write_models(folder, result, federation, len(federation.names))
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result
@@ -244,19 +250,20 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
     return rows
 
 
-def _write_models(folder: RunFolder, result: Result, federation: Federation) -> None:
+def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
     config = result.config
     for i, row in enumerate(result.clients):
         about = {
             "method": config.method,
             "hyper": config.hyper,
             "model": config.model,
+            "head": config.head,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
-            "classes": list(federation.classes),
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
-            "population": [len(result.clients), config.participants(len(result.clients))],
+            "classes": class_names(federation),
+            "population": [population, config.participants(population)],
             "data": config.data,
             "round": result.selected,
             "metrics": {key: value for key, value in row.items() if key.startswith(("validation_", "test_"))},
@@ -290,14 +297,14 @@ def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
-def _local_like(method: AnyMethod) -> AnyMethod:
+def local_like(method: AnyMethod) -> AnyMethod:
     from coterie.methods import Local
 
     optimizer = getattr(method, "optimizer", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").exists():
         raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
     return read_toml(path / "config.toml")
