@@ -47,6 +47,7 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     show(console, models)
     say(console, "Options of a model: --model cnn:features=128. Your own model: --model package.module:factory.", "dim")
     say(console, "Published experiments (--setting) and partitions (--partition): coterie data settings.")
+    say(console, "Your own files: --silos a.csv b.csv --target COLUMN.", "dim")
     say(console, "Your own data: --data FILE.npz, --data FOLDER/ (images or LEAF), or coterie.run in Python.", "dim")
 
 

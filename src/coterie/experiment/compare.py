@@ -24,6 +24,7 @@ from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_tom
 from coterie.experiment.folder import COMPLETE, RunFolder, safe_name
 from coterie.experiment.run import Progress, Silent, run_setup
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
+from coterie.experiment.silos import check_files
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
@@ -177,6 +178,7 @@ def _check_folders(trials: Trials, out: Path) -> None:
             folder = _folder(out, label, seed)
             if not (folder / "config.toml").exists():
                 continue
+            check_files(folder)
             there = read_toml(folder / "config.toml")
             here = tomllib.loads(to_toml(trials.config(label, seed).to_file()))
             different = [key for key in {**here, **there} if key not in ANYHOW and here.get(key) != there.get(key)]

@@ -16,11 +16,13 @@ from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files
+from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
 
@@ -54,9 +56,10 @@ def run(
 
     `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
-    pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
-    `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has all of these; what else is given
-    counts instead of its own. Without one, the method is FedMAP and the data FedMAP's label skew.
+    pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
+    `out`, a run folder is written there. `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has
+    all of these; what else is given counts instead of its own. Without one, the method is FedMAP and the data FedMAP's
+    label skew.
     """
     setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)
@@ -70,14 +73,18 @@ def run_setup(
     resuming: bool = False,
 ) -> Result:
     """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference."""
+    from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
+
     tell = progress or Silent()
-    result = _execute(setup, out, tell, resume=resuming)
+    result = execute(setup, out, tell, resume=resuming)
     if setup.config.reference and setup.config.method != "local":
-        alone = setup.with_method(_local_like(setup.method))
+        alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        result.reference = _execute(alone, beside, tell, resume=begun)
+        result.reference = execute(alone, beside, tell, resume=begun)
     finish(result, setup, out)
+    if setup.held_out:
+        result.onboarded = onboard_held_out(result, setup, out, tell)
     return result
 
 
@@ -89,8 +96,9 @@ def resume(
     A run whose data or model was given in Python needs the same ones again.
     """
     path = Path(path)
-    values = _read_config(path)
-    named = {"data": is_known(values["data"]), "model": values["model"] != "own-model"}
+    values = read_config(path)
+    check_files(path)
+    named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
@@ -100,7 +108,7 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
@@ -117,6 +125,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
         folder.create(to_toml(config.to_file()))
+        record_files(folder.path, federation.files)
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
@@ -169,10 +178,11 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         views,
         predictions,
         both,
+        kept.server,
     )
     if folder:
         folder.write_predictions(predictions)
-        _write_models(folder, result, federation)
+        write_models(folder, result, federation, len(federation.names))
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result
@@ -243,19 +253,21 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
     return rows
 
 
-def _write_models(folder: RunFolder, result: Result, federation: Federation) -> None:
+def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
     config = result.config
     for i, row in enumerate(result.clients):
         about = {
             "method": config.method,
             "hyper": config.hyper,
             "model": config.model,
+            "head": config.head,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
+            "classes": class_names(federation),
             "decode": None if federation.decode is None else federation.decode.to_json(),
-            "population": [len(result.clients), config.participants(len(result.clients))],
+            "population": [population, config.participants(population)],
             "data": config.data,
             "round": result.selected,
             "metrics": {key: value for key, value in row.items() if key.startswith(("validation_", "test_"))},
@@ -268,6 +280,8 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             ),
         }
         folder.write_model(row["client"], tree.rows(result.views, i), about)
+        if row["client"] in federation.preprocessing:
+            folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 
 
 def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -> tuple[int | None, State | None]:
@@ -289,14 +303,14 @@ def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
-def _local_like(method: AnyMethod) -> AnyMethod:
+def local_like(method: AnyMethod) -> AnyMethod:
     from coterie.methods import Local
 
     optimizer = getattr(method, "optimizer", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").exists():
         raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
     return read_toml(path / "config.toml")

@@ -15,7 +15,11 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.hyper import suggest
 
-RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round"}  # one is given instead of the other
+RIVALS = {
+    "local_epochs": "local_steps",
+    "fraction": "clients_per_round",
+    "data": "silos",
+}  # one is given instead of the other
 WORDS = ("about", "paper", "table")
 
 

@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from coterie import rng
 from coterie.data import Federation, from_clients, load
-from coterie.engine import Peers, make_peers
+from coterie.data.silos import load_silos
+from coterie.data.weights import balanced
+from coterie.engine import Place, make_peers
 from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment.config import DEALING, TABLES, Config, flags, resolve
 from coterie.experiment.settings import named_by
+from coterie.experiment.silos import options
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
 from coterie.task import Task, make_task
 
-Data = str | Federation | Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
+Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
+Data = str | Federation | Sequence[Client] | Mapping[str, Client]
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -34,7 +39,8 @@ class Setup:
     federation: Federation
     task: Task
     metric: str
-    peers: Peers | None = None  # None: a server
+    peers: Place | None = None  # None: a server
+    held_out: Federation | None = None  # clients that take no part
 
     def with_method(self, method: AnyMethod) -> Setup:
         """The same splits, model and schedule with another method."""
@@ -66,13 +72,13 @@ def prepare(
     if not isinstance(method, str):
         built = method
         config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
-    federation = _federation(config, config.data if data is None else data)
+    federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
-    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers)
+    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers, held_out)
 
 
 def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
@@ -121,16 +127,36 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_federation(config: Config) -> Federation:
     """The federation that a configuration names."""
-    return _federation(config, config.data)
+    return _federation(config, None)
 
 
-def _federation(config: Config, data: Data) -> Federation:
+def _federation(config: Config, data: Data | None) -> Federation:
+    federation = _without_weights(config, data)
+    return balanced(federation) if config.class_weights else federation
+
+
+def _without_weights(config: Config, data: Data | None) -> Federation:
     if isinstance(data, Federation):
         return data
-    if isinstance(data, str):
+    if config.silos:
+        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
+    if isinstance(data, str | None):
         dealing: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *DEALING)}
-        return load(data, config.seed, config.validation, config.test, **dealing)
+        return load(config.data, config.seed, config.validation, config.test, **dealing)
     return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
+
+
+def hold_out(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation | None]:
+    """(who takes part, who does not): a random choice that goes by name. At least one of each, if `share` is not 0."""
+    if not share:
+        return federation, None
+    number = max(1, round(share * len(federation.names)))
+    if number >= len(federation.names):
+        raise ConfigError([f"holdout = {share:g}: of {len(federation.names)} clients, nobody is left to take part"])
+    drawn = sorted(federation.names, key=lambda name: rng.seed_of(seed, "holdout", name))[:number]
+    parts = [{n: s for n, s in federation.clients.items() if (n in drawn) is out} for out in (False, True)]
+    stay, out = (dataclasses.replace(federation, clients=part) for part in parts)
+    return stay, out
 
 
 def _module(model: Any, federation: Federation) -> nn.Module:

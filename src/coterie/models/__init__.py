@@ -16,6 +16,7 @@ from coterie.models.convolutions import cnn, cnn2, cnn_bn, lenet
 from coterie.models.lstm import lstm
 from coterie.models.perceptrons import dnn, linear, mlp
 from coterie.models.resnet import resnet18
+from coterie.models.tabular import tabular
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]  # (shape of one input, number of outputs) -> model
 
@@ -30,6 +31,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet-bn": alexnet_bn,
     "resnet18": resnet18,
     "lstm": lstm,
+    "tabular": tabular,
 }
 
 
@@ -96,4 +98,4 @@ def import_path(name: str, what: str) -> Any:
         raise ConfigError([f"{what} '{name}' cannot be imported: {error}"]) from error
 
 
-__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp", "options_of"]
+__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp", "options_of", "tabular"]
