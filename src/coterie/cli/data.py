@@ -47,8 +47,11 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     show(console, models)
     say(console, "Options of a model: --model cnn:features=128. Your own model: --model package.module:factory.", "dim")
     say(console, "Published experiments (--setting) and partitions (--partition): coterie data settings.")
-    say(console, "Your own files: --silos a.csv b.csv --target COLUMN.", "dim")
-    say(console, "Your own data: --data FILE.npz, --data FOLDER/ (images or LEAF), or coterie.run in Python.", "dim")
+    say(
+        console,
+        "Your own data: --silos a.csv b.csv --target COLUMN, --data FILE.npz, --data FOLDER/ (images or LEAF).",
+        "dim",
+    )
 
 
 def _options(model: str) -> str:

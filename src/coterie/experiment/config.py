@@ -104,23 +104,6 @@ class Config(BaseModel):
         parse_bytes(value)
         return value
 
-    @field_validator("validation", "test")
-    @classmethod
-    def _part(cls, value: float) -> float:
-        if value >= 1 and value != int(value):
-            raise ValueError("give a share below 1, or a whole number of examples")
-        return value
-
-    @field_validator("partition")
-    @classmethod
-    def _partition(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                check_spec(value)
-            except ConfigError as error:
-                raise ValueError("; ".join(error.problems)) from error
-        return value
-
     @field_validator("silos", mode="before")
     @classmethod
     def _silos(cls, value: Any) -> Any:
@@ -142,6 +125,23 @@ class Config(BaseModel):
         return (
             value if value is None else str(Path(value).resolve())
         )  # so that the run does not depend on where it began
+
+    @field_validator("validation", "test")
+    @classmethod
+    def _part(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("give a share below 1, or a whole number of examples")
+        return value
+
+    @field_validator("partition")
+    @classmethod
+    def _partition(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                check_spec(value)
+            except ConfigError as error:
+                raise ValueError("; ".join(error.problems)) from error
+        return value
 
     @field_validator("topology", mode="before")
     @classmethod
@@ -205,19 +205,19 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     """
     problems: list[str] = []
     given = {key: value for key, value in values.items() if value is not None}
+    own_files = bool(given.get("silos")) and not own_data
     base: dict[str, Any] = {}
     if "setting" in given:
         try:
             base = dict(find_setting(str(given["setting"])).values)
         except ConfigError as error:
             problems += error.problems
-    own_files = bool(given.get("silos")) and not own_data
     base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in DEALING)}
     wanted = over(base, given)
     source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
-    defaults = (
-        dict(silo_settings.DEFAULTS) if own_files else {} if source is None or own_data else dict(source.defaults)
-    )
+    defaults = {} if source is None or own_data else dict(source.defaults)
+    if own_files:
+        source, defaults = None, dict(silo_settings.DEFAULTS)
     if "partition" in wanted:
         defaults.pop("clients", None)
     wanted = over(defaults, wanted)
@@ -230,14 +230,14 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
     named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
     problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
-    given_data = own_data or own_files
+    dealt = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
     if own_files:
         config = config.model_copy(update={"data": silo_settings.DATA})
-    dealt = not given_data and (source.pool if source is not None else is_path(config.data))
-    unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
+        dealt = False
     if unused and not dealt:
         problems.append(f"{', '.join(unused)}: {config.data} comes dealt out to its clients, so leave this out")
-    if source is None and not given_data and not is_path(config.data):
+    if source is None and not own_data and not own_files and not is_path(config.data):
         problems.append(
             f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
         )

@@ -15,11 +15,8 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.hyper import suggest
 
-RIVALS = {
-    "local_epochs": "local_steps",
-    "fraction": "clients_per_round",
-    "data": "silos",
-}  # one is given instead of the other
+# One is given instead of the other.
+RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round", "data": "silos"}
 WORDS = ("about", "paper", "table")
 
 

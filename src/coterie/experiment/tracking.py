@@ -133,7 +133,9 @@ class MLflow:
         label = f"{place.name}/reference" if place != out else out.name
         self._id = str(self._client.create_run(experiment, run_name=label).info.run_id)
         for key, value in settings.items():
-            for name, each in ({f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}).items():
+            for name, each in (
+                {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+            ).items():
                 self._client.log_param(self._id, name, str(each)[:500])
         files.write_json(kept, {"run_id": self._id, "uri": uri})
 

@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "linear": linear,
     "dnn": dnn,
+    "tabular": tabular,
     "cnn": cnn,
     "cnn-bn": cnn_bn,
     "cnn2": cnn2,

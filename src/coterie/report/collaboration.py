@@ -162,9 +162,7 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
     room = 1.65 if few else 1.15
     made.update_xaxes(visible=False, range=[-room, room])
     made.update_yaxes(visible=False, range=[-1.25, 1.25], scaleanchor="x")
-    states = [
-        State(f"{at}", [*({"x": ex, "y": ey} for ex, ey in edges[k]), {}]) for k, at in enumerate(found.rounds)
-    ]
+    states = [State(f"{at}", [*({"x": ex, "y": ey} for ex, ey in edges[k]), {}]) for k, at in enumerate(found.rounds)]
     says = "The same as a graph, in the same order around the circle: the thicker a line, the more two clients share."
     about = {"control": "slider", "about": "Round", "group": group, "start": start, "half": True}
     return Picture("graph", "The coteries", says, made, states if len(states) > 1 else [], **about)  # type: ignore[arg-type]

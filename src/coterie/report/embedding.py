@@ -101,5 +101,3 @@ def _scatter(found: Embedding, group: NDArray[np.int64], names: list[str]) -> go
     made.update_xaxes(showticklabels=False, showgrid=False, ticks="")
     made.update_yaxes(showticklabels=False, showgrid=False, ticks="")
     return made
-
-

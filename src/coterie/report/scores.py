@@ -130,7 +130,9 @@ def spread(scores: Mapping[str, Array], metric: str) -> Picture:
 
 def thinned(count: int, width: int) -> list[int]:
     """Positions of at most POINTS / width of `count` rounds, with the first and the last."""
-    return sorted(set(np.linspace(0, count - 1, min(count, max(2, POINTS // max(width, 1)))).round().astype(int).tolist()))
+    return sorted(
+        set(np.linspace(0, count - 1, min(count, max(2, POINTS // max(width, 1)))).round().astype(int).tolist())
+    )
 
 
 def _curve_traces(run: Run, metric: str) -> list[go.Scatter]:

@@ -178,5 +178,3 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 200 else f"{text[:199]}…"
-
-
