@@ -32,7 +32,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet-bn": alexnet_bn,
     "resnet18": resnet18,
     "lstm": lstm,
-    "tabular": tabular,
 }
 
 
