@@ -135,7 +135,7 @@ def split_client(
             f"client '{client}' has {size} example{'s' * (size != 1)}: at least 3 are needed, one each to train, "
             f"validate and test; leave it out or give it more data"
         )
-    num_test, num_validation = (round(size * part) if part < 1 else int(part) for part in (test, validation))
+    num_test, num_validation = (max(round(size * part), 1) if part < 1 else int(part) for part in (test, validation))
     if max(test, validation) >= 1 and num_test + num_validation >= size:
         raise DataError(
             f"client '{client}' has {size} examples, which leave nothing to train on after {num_test} to test and "
@@ -144,8 +144,8 @@ def split_client(
     draw = rng.generator(seed, "split", client)
     if groups is not None:
         return _split_groups(client, groups, labels, num_validation, num_test, draw)
-    num_test = min(max(num_test, 1), size - 2)
-    num_validation = min(max(num_validation, 1), size - num_test - 1)
+    num_test = min(num_test, size - 2)
+    num_validation = min(num_validation, size - num_test - 1)
     return _cut(_dealt(size, labels, draw), num_test, num_validation)
 
 
