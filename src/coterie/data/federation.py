@@ -124,9 +124,9 @@ def split_client(
 ) -> Split:
     """Random train / validation / test positions of one client, each with at least one example.
 
-    `validation` and `test` are shares below 1, or from 1 numbers of examples. Stratified: the examples are dealt class by
-    class, so each part has every class in proportion, to rounding. Examples of one of `groups` (a patient) stay together;
-    then groups are dealt by their most frequent class.
+    `validation` and `test` are shares below 1, or from 1 numbers of examples. Stratified: the examples are dealt class
+    by class, so each part has every class in proportion, to rounding. Examples of one of `groups` (a patient) stay
+    together; then groups are dealt by their most frequent class.
     """
     if not (validation > 0 and test > 0 and validation % 1 + test % 1 < 1):
         raise DataError(f"validation ({validation}) and test ({test}) are shares above 0 whose sum is below 1")
