@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,12 +13,12 @@ import numpy as np
 from coterie import tree
 from coterie.data import SOURCES, Federation
 from coterie.engine import Choice, Engine, choose, chunk_size
-from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.evaluation import BETTER
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment import files
+from coterie.experiment import files, picture, tracking
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
-from coterie.experiment.folder import RunFolder
+from coterie.experiment.folder import FORMAT, RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.simulation import Simulation, State
@@ -65,9 +66,14 @@ def run_setup(
     *,
     progress: Progress | None = None,
     resuming: bool = False,
+    report: bool = True,
 ) -> Result:
-    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference."""
+    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference.
+
+    With `report`, and unless the configuration says no, report.html is written last.
+    """
     tell = progress or Silent()
+    tracking.check(setup.config.track, out)
     result = _execute(setup, out, tell, resume=resuming)
     if setup.config.reference and setup.config.method != "local":
         alone = setup.with_method(_local_like(setup.method))
@@ -81,7 +87,23 @@ def run_setup(
             RunFolder(out).write_clients(result.clients)
     if out:
         files.write_json(out / "summary.json", summary(result))
+        picture.write_facts(result, setup.federation, out)
+        if report and setup.config.report:
+            write_report(out, [out], tell)
     return result
+
+
+def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
+    """report.html in `out`. A picture that fails costs no result: it is told of, and can be drawn again."""
+    from coterie.report import write  # it reads folders only, so what follows a run can be repeated at any time
+
+    begin = time.perf_counter()
+    try:
+        path = write(runs, out / "report.html")
+    except CoterieError as error:
+        warnings.warn(f"the report was not written: {error}", CoterieWarning, stacklevel=2)
+    else:
+        tell.say(f"report: {path} ({time.perf_counter() - begin:.1f} s)")
 
 
 def resume(
@@ -107,6 +129,7 @@ def summary(result: Result) -> dict[str, Any]:
     names = METRICS[result.task.kind]
     told: dict[str, Any] = {
         "method": result.config.method,
+        "format": FORMAT,
         "selected_round": result.selected,
         "selected_by": f"mean validation {result.metric}",
         "test": {name: result.mean(name) for name in names},
@@ -139,6 +162,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
     elif folder:
         folder.create(to_toml(config.to_file()))
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
+    tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
     saved = done
@@ -160,6 +184,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
                 if best == number or number % config.checkpoint_every == 0 or number == config.rounds:
                     folder.save(number, sim.state, best)
                     saved = number
+            tracked.round(record)
             tell.round(record, setup.metric)
     except (KeyboardInterrupt, CoterieError):
         # All complete rounds are kept, whatever checkpoint_every says.
@@ -168,6 +193,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         raise
     finally:
         tell.stop()
+        tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
     sim.state = kept

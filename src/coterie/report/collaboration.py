@@ -42,7 +42,7 @@ def weights(run: Run, share: float = 1.0) -> Weights | None:
         return None
     last = next((matrix for at, matrix in known if at == run.selected), known[-1][1])
     ordered = order(_matrix(last))
-    shown = ordered[np.linspace(0, n - 1, min(n, MOST)).round().astype(int)]
+    shown: NDArray[np.intp] = ordered[np.linspace(0, n - 1, min(n, MOST)).round().astype(int)]
     frames = int(np.clip(share * CELLS // len(shown) ** 2, 2, 80))
     keep = sorted({int(k) for k in np.linspace(0, len(known) - 1, min(frames, len(known))).round()})
     matrices = np.array([_matrix(known[k][1])[np.ix_(shown, shown)] for k in keep])
@@ -56,10 +56,9 @@ def order(matrix: Array) -> NDArray[np.intp]:
     apart = alike.max() - alike
     np.fill_diagonal(apart, 0)
     if len(matrix) < 3 or not apart.any():
-        return np.arange(len(matrix))
+        return np.argsort(np.zeros(len(matrix)), kind="stable")
     tree = linkage(squareform(apart, checks=False), "average", optimal_ordering=len(matrix) <= 200)
-    leaves: NDArray[np.intp] = leaves_list(tree)
-    return leaves
+    return np.asarray(leaves_list(tree), dtype=np.intp)
 
 
 def pictures(run: Run, share: float = 1.0, group: str = "rounds") -> list[Picture]:
@@ -71,7 +70,11 @@ def pictures(run: Run, share: float = 1.0, group: str = "rounds") -> list[Pictur
     top = float(np.nanmax(others)) or 1.0
     start = max((k for k, at in enumerate(found.rounds) if at <= run.selected), default=0)
     few = f" Of {found.total} clients, {len(found.names)} are shown." if found.total > len(found.names) else ""
-    return [_matrix_picture(found, top, start, group, few), _graph_picture(found, start, group), _one_client(found)]
+    return [
+        _matrix_picture(found, top, start, group, few),
+        _graph_picture(found, start, group),
+        _one_client(found, run.names),
+    ]
 
 
 def counts_over_time(run: Run) -> Picture | None:
@@ -162,9 +165,7 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
     room = 1.65 if few else 1.15
     made.update_xaxes(visible=False, range=[-room, room])
     made.update_yaxes(visible=False, range=[-1.25, 1.25], scaleanchor="x")
-    states = [
-        State(f"{at}", [*({"x": ex, "y": ey} for ex, ey in edges[k]), {}]) for k, at in enumerate(found.rounds)
-    ]
+    states = [State(f"{at}", [*({"x": ex, "y": ey} for ex, ey in edges[k]), {}]) for k, at in enumerate(found.rounds)]
     says = "The same as a graph, in the same order around the circle: the thicker a line, the more two clients share."
     about = {"control": "slider", "about": "Round", "group": group, "start": start, "half": True}
     return Picture("graph", "The coteries", says, made, states if len(states) > 1 else [], **about)  # type: ignore[arg-type]
@@ -186,14 +187,16 @@ def _edges(matrix: Array, x: Array, y: Array) -> list[tuple[list[float | None], 
     return found
 
 
-def _one_client(found: Weights) -> Picture:
+def _one_client(found: Weights, names: list[str]) -> Picture:
     """FedeRiCo's Figures 5 and 7."""
-    states = [State(plain(name), _lines(found, i)) for i, name in enumerate(found.names)]
+    known = [found.names.index(name) for name in names if name in found.names]
+    states = [State(plain(found.names[i]), _lines(found, i)) for i in known]
     made = figure(height=360, showlegend=True)
     made.add_traces(states[0].traces)
     made.update_xaxes(title_text="round", showgrid=False)
     made.update_yaxes(title_text="weight", rangemode="tozero")
-    says = f"Whom one client learns from, over time: itself, and the {LINES} others that ever weigh most."
+    says = f"Whom one client learns from, over time: itself, and the {LINES} others that ever weigh most"
+    says += "; a click on a name in the legend shows or hides it."
     return Picture("client-weights", "One client's sources", says, made, states, about="Client")
 
 
@@ -201,12 +204,14 @@ def _lines(found: Weights, i: int) -> list[go.Scatter]:
     row = found.matrices[:, i]  # [T, shown]
     heaviest = [j for j in np.argsort(-row.max(0), kind="stable") if j != i][:LINES]
     mode = "lines" if len(found.rounds) > 2 else "lines+markers"
+    dwarfs = bool(row[:, i].max() > 4 * row[:, heaviest].max(initial=0) > 0)
     # As many traces for every client, so that one state can take the place of another.
     return [
         go.Scatter(
             x=found.rounds,
             y=row[:, j].astype(np.float32),
             mode=mode,
+            visible="legendonly" if j == i and dwarfs else True,
             name="itself" if j == i else plain(found.names[j]),
             line={"color": INK if j == i else series(k - 1), "width": 2.5 if j == i else 1.8},
             hovertemplate=f"{plain(found.names[j])}, round %{{x}}: %{{y:.3f}}<extra></extra>",
@@ -216,4 +221,5 @@ def _lines(found: Weights, i: int) -> list[go.Scatter]:
 
 
 def _matrix(values: object) -> Array:
-    return np.nan_to_num(np.array(values, dtype=float))
+    found: Array = np.nan_to_num(np.array(values, dtype=float))
+    return found

@@ -18,6 +18,8 @@ from plotly.offline import get_plotlyjs
 from coterie.report.block import Note, Page, Picture, Section, State, Table
 from coterie.report.style import DARK
 
+_NUMBER = ' class="number"'
+
 
 def render(page: Page) -> str:
     from coterie import __version__
@@ -99,12 +101,13 @@ def _control(picture: Picture) -> str:
 
 
 def _table(table: Table) -> str:
+    right = [any(isinstance(row[k], tuple) for row in table.rows) for k in range(len(table.columns))]
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{html.escape(name)}</button></th>'
-        for name in table.columns
+        f'<th scope="col" aria-sort="none"{_NUMBER * is_number}><button type="button">{html.escape(name)}</button></th>'
+        for name, is_number in zip(table.columns, right, strict=True)
     )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
-    foot = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.foot)
+    foot = "".join(f"<tr>{''.join(map(_foot, row, right))}</tr>" for row in table.foot)
     says = f"<figcaption>{html.escape(table.says)}</figcaption>" if table.says else ""
     return (
         f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{html.escape(table.heading)}</h3>{says}'
@@ -120,6 +123,10 @@ def _cell(cell: Any) -> str:
         return f"<td>{html.escape(str(text))}</td>"
     known = key is not None and key == key
     return f'<td class="number" data-key="{float(key) if known else ""}">{html.escape(str(text))}</td>'
+
+
+def _foot(text: str, is_number: bool) -> str:
+    return f"<td{_NUMBER * is_number}>{html.escape(text)}</td>"
 
 
 def _figure(picture: Picture) -> dict[str, Any]:

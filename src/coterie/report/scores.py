@@ -22,13 +22,12 @@ from coterie.report.style import (
     number,
     plain,
     scale,
-    series,
     title,
     words,
 )
 
 POINTS = 12_000  # of all clients' curves of one metric; of more rounds, some are left out
-VERDICTS = {"gains": (OURS, "gains"), "cannot tell": (UNSURE, "cannot tell"), "loses": (WORSE, "loses")}
+VERDICTS = {"gains": OURS, "cannot tell": UNSURE, "even": UNSURE, "loses": WORSE}
 
 
 def gains(run: Run) -> Picture | None:
@@ -39,11 +38,15 @@ def gains(run: Run) -> Picture | None:
     order = np.argsort(np.nan_to_num(found, nan=-np.inf), kind="stable")[::-1]
     place = {int(client): row for row, client in enumerate(order)}
     rows = run.benefit["clients"] if run.benefit else None
-    kinds = [row["verdict"] for row in rows] if rows else ["gains" if gain > 0 else "loses" for gain in found]
+    kinds = (
+        [row["verdict"] for row in rows]
+        if rows
+        else ["gains" if gain > 0 else "loses" if gain < 0 else "even" for gain in found]
+    )
     factor, alone, ours = scale(run.metric), run.alone(), run.scores()
     assert alone is not None
     made = figure(height=int(np.clip(22 * len(found) + 90, 180, 1400)), bargap=0.35, showlegend=True)
-    for kind, (colour, label) in VERDICTS.items():
+    for kind, colour in VERDICTS.items():
         mine = [i for i in range(len(found)) if kinds[i] == kind]
         if not mine:
             continue
@@ -51,7 +54,7 @@ def gains(run: Run) -> Picture | None:
             orientation="h",
             y=[place[i] for i in mine],
             x=factor * found[mine],
-            name=f"{label} ({len(mine)})",
+            name=f"{kind} ({len(mine)})",
             marker={"color": colour, "line": {"width": 0}},
             text=[_gain_words(run, i, found, alone, ours) for i in mine],
             textposition="none",
@@ -71,8 +74,8 @@ def gains(run: Run) -> Picture | None:
         made.add_trace(bars)
     name_axis(made.layout.yaxis, [run.names[i] for i in order], 60)
     made.update_yaxes(range=[len(found) - 0.4, -0.6], showgrid=False)
-    points = " (points)" if factor == 100 else ""
-    made.update_xaxes(title_text=f"gain in {words(run.metric)} over training alone{points}", zeroline=True)
+    what = f"points of {words(run.metric)}" if factor == 100 else words(run.metric)
+    made.update_xaxes(title_text=f"gain ({what})", zeroline=True)
     made.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
     level = f"{round(100 * run.benefit.get('level', 0.95))} %" if run.benefit else ""
     says = "Each bar is one client's test result minus what it reaches alone with as many gradient steps" + (
@@ -100,12 +103,12 @@ def curves(run: Run) -> Picture | None:
     return Picture("curves", "Round by round", says, made, states if len(states) > 1 else [], about="Metric")
 
 
-def spread(scores: Mapping[str, Array], metric: str) -> Picture:
+def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str]) -> Picture:
     """FedAMP's Figure 2: how the clients' results are distributed, one line a method."""
     made = figure(height=int(np.clip(64 * len(scores) + 90, 200, 900)), showlegend=False)
     labels = list(scores)
     for k, (label, values) in enumerate(scores.items()):
-        colour = ALONE if label == "local" else OURS if len(scores) <= 2 else series(k)
+        colour = colours[label]
         known = values[~np.isnan(values)]
         made.add_box(
             x=scale(metric) * known,
@@ -130,7 +133,9 @@ def spread(scores: Mapping[str, Array], metric: str) -> Picture:
 
 def thinned(count: int, width: int) -> list[int]:
     """Positions of at most POINTS / width of `count` rounds, with the first and the last."""
-    return sorted(set(np.linspace(0, count - 1, min(count, max(2, POINTS // max(width, 1)))).round().astype(int).tolist()))
+    return sorted(
+        set(np.linspace(0, count - 1, min(count, max(2, POINTS // max(width, 1)))).round().astype(int).tolist())
+    )
 
 
 def _curve_traces(run: Run, metric: str) -> list[go.Scatter]:
