@@ -12,7 +12,7 @@ from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.method import Method
 from coterie.task import Task
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "rounds": 2}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "rounds": 2, "report": False}
 
 
 def clients(regression=False, outputs=2):

@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from coterie.report.block import Picture, State
+from coterie.report.block import Picture, State, Trace
 from coterie.report.read import Array, Run, numbers
 from coterie.report.style import EDGE, HIGH, INK, LOW, MIDDLE, OURS, figure, name_axis, plain, series
 
-MOST = 150  # clients that are shown
-CELLS = 350_000  # of all matrices of a page; of more rounds, some are left out
+MOST = 120  # clients that are shown
+CELLS = 250_000  # of all matrices of a page; of more rounds, some are left out
 EDGES = 400  # the heaviest, of a graph
 BINS = ((0.1, 0.8), (0.25, 1.6), (0.45, 2.8), (0.65, 4.2), (0.85, 6.0))  # share of the largest weight -> line width
 LINES = 6  # of the others' weights over time
@@ -105,28 +104,25 @@ def counts_over_time(run: Run) -> Picture | None:
 
 
 def _matrix_picture(found: Weights, top: float, start: int, group: str, few: str) -> Picture:
-    def trace(k: int) -> go.Heatmap:
-        return go.Heatmap(
-            z=found.matrices[k].astype(np.float32),
-            zmin=0,
-            zmax=top,
-            colorscale=[[0, LOW], [0.5, MIDDLE], [1, HIGH]],
-            xgap=1 if len(found.names) <= 40 else 0,
-            ygap=1 if len(found.names) <= 40 else 0,
-            customdata=labels,
-            hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
-            colorbar={"thickness": 10, "len": 0.8, "outlinewidth": 0, "tickfont": {"size": 11}},
-        )
-
     names = [plain(name) for name in found.names]
     labels = [[f"{one} from {other}" if one != other else f"{one}, itself" for other in names] for one in names]
     made = figure(height=430)
-    made.add_trace(trace(start))
+    made.add_heatmap(
+        z=found.matrices[start].astype(np.float32),
+        zmin=0,
+        zmax=top,
+        colorscale=[[0, LOW], [0.5, MIDDLE], [1, HIGH]],
+        xgap=1 if len(found.names) <= 40 else 0,
+        ygap=1 if len(found.names) <= 40 else 0,
+        customdata=labels,
+        hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
+        colorbar={"thickness": 10, "len": 0.8, "outlinewidth": 0, "tickfont": {"size": 11}},
+    )
     name_axis(made.layout.xaxis, found.names, 25)
     name_axis(made.layout.yaxis, found.names, 25)
     made.update_xaxes(title_text="learns from", showgrid=False, constrain="domain", tickangle=-45)
     made.update_yaxes(autorange="reversed", showgrid=False, scaleanchor="x", constrain="domain")
-    states = [State(f"{at}", [{"z": trace(k).z}]) for k, at in enumerate(found.rounds)]
+    states = [State(f"{at}", [{"z": found.matrices[k].astype(np.float32)}]) for k, at in enumerate(found.rounds)]
     says = (
         "A row shows whom a client learns from; clients that learn from each other stand side by side, so groups are "
         f"blocks, and the scale ends at the largest weight of another client.{few}"
@@ -156,7 +152,7 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
     for i in range(n) if few else ():
         made.add_annotation(
             x=1.13 * x[i],
-            y=1.1 * y[i],
+            y=(1.18 if abs(x[i]) < 0.3 else 1.1) * y[i],
             text=plain(found.names[i], 14),
             showarrow=False,
             font={"size": 11, "color": INK},
@@ -164,7 +160,7 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
         )
     room = 1.65 if few else 1.15
     made.update_xaxes(visible=False, range=[-room, room])
-    made.update_yaxes(visible=False, range=[-1.25, 1.25], scaleanchor="x")
+    made.update_yaxes(visible=False, range=[-1.3, 1.3], scaleanchor="x")
     states = [State(f"{at}", [*({"x": ex, "y": ey} for ex, ey in edges[k]), {}]) for k, at in enumerate(found.rounds)]
     says = "The same as a graph, in the same order around the circle: the thicker a line, the more two clients share."
     about = {"control": "slider", "about": "Round", "group": group, "start": start, "half": True}
@@ -200,22 +196,23 @@ def _one_client(found: Weights, names: list[str]) -> Picture:
     return Picture("client-weights", "One client's sources", says, made, states, about="Client")
 
 
-def _lines(found: Weights, i: int) -> list[go.Scatter]:
+def _lines(found: Weights, i: int) -> list[Trace]:
     row = found.matrices[:, i]  # [T, shown]
     heaviest = [j for j in np.argsort(-row.max(0), kind="stable") if j != i][:LINES]
     mode = "lines" if len(found.rounds) > 2 else "lines+markers"
     dwarfs = bool(row[:, i].max() > 4 * row[:, heaviest].max(initial=0) > 0)
     # As many traces for every client, so that one state can take the place of another.
     return [
-        go.Scatter(
-            x=found.rounds,
-            y=row[:, j].astype(np.float32),
-            mode=mode,
-            visible="legendonly" if j == i and dwarfs else True,
-            name="itself" if j == i else plain(found.names[j]),
-            line={"color": INK if j == i else series(k - 1), "width": 2.5 if j == i else 1.8},
-            hovertemplate=f"{plain(found.names[j])}, round %{{x}}: %{{y:.3f}}<extra></extra>",
-        )
+        {
+            "type": "scatter",
+            "x": found.rounds,
+            "y": row[:, j].astype(np.float32),
+            "mode": mode,
+            "visible": "legendonly" if j == i and dwarfs else True,
+            "name": "itself" if j == i else plain(found.names[j]),
+            "line": {"color": INK if j == i else series(k - 1), "width": 2.5 if j == i else 1.8},
+            "hovertemplate": f"{plain(found.names[j])}, round %{{x}}: %{{y:.3f}}<extra></extra>",
+        }
         for k, j in enumerate([i, *heaviest])
     ]
 

@@ -6,16 +6,16 @@ import base64
 import gzip
 import html
 import json
+import math
 from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import plotly
-import plotly.graph_objects as go
-from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from coterie.report.block import Note, Page, Picture, Section, State, Table
+from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.style import DARK
 
 _NUMBER = ' class="number"'
@@ -130,21 +130,23 @@ def _foot(text: str, is_number: bool) -> str:
 
 
 def _figure(picture: Picture) -> dict[str, Any]:
-    states = [{"label": s.label, "axis": s.axis, "traces": _traces(s)} for s in picture.states]
-    made = _plain(picture.figure)
+    states = [{"label": s.label, "axis": s.axis, "traces": _plain(s.traces)} for s in picture.states]
+    made = _plain(picture.figure.to_plotly_json())
     return {"data": made["data"], "layout": made["layout"], "states": states, "at": picture.start}
 
 
-def _traces(state: State) -> list[Any]:
-    return [_plain(trace) for trace in state.traces]
-
-
 def _plain(value: Any) -> Any:
-    """As JSON has it: arrays in base64, what is not finite as null."""
-    if isinstance(value, go.Figure):
-        return json.loads(value.to_json(validate=False))
-    as_dict = value.to_plotly_json() if hasattr(value, "to_plotly_json") else value
-    return json.loads(to_json_plotly(as_dict))
+    """As JSON has it: numbers in base64, which plotly.js reads, and null for what is not finite."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        packed = base64.b64encode(np.ascontiguousarray(value, dtype="<f4").tobytes()).decode()
+        return {"dtype": "f4", "bdata": packed, "shape": ", ".join(map(str, value.shape))}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(value: Any) -> str:

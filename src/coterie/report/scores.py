@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
-from coterie.report.block import Picture, State
+from coterie.report.block import Picture, State, Trace
 from coterie.report.read import Array, Run, mean
 from coterie.report.style import (
     ALONE,
@@ -138,24 +138,25 @@ def thinned(count: int, width: int) -> list[int]:
     )
 
 
-def _curve_traces(run: Run, metric: str) -> list[go.Scatter]:
+def _curve_traces(run: Run, metric: str) -> list[Trace]:
     at, values = run.curve(metric)
     keep = thinned(len(at), len(run.names))
     at, values, factor = at[keep], values[keep], scale(metric)
     shape = "%{y:.1f}" if factor == 100 else "%{y:.4g}"
     mode = "lines" if len(at) > 1 else "markers"
-    traces = [
-        go.Scatter(
-            x=at,
-            y=(factor * values[:, i]).astype(np.float32),
-            mode=mode,
-            line={"color": FAINT, "width": 1},
-            marker={"color": FAINT},
-            name="a client" if len(run.names) > 1 else plain(name),
-            legendgroup="clients",
-            showlegend=i == 0,
-            hovertemplate=f"{plain(name)}, round %{{x}}: {shape}<extra></extra>",
-        )
+    traces: list[Trace] = [
+        {
+            "type": "scatter",
+            "x": at,
+            "y": (factor * values[:, i]).astype(np.float32),
+            "mode": mode,
+            "line": {"color": FAINT, "width": 1},
+            "marker": {"color": FAINT},
+            "name": "a client" if len(run.names) > 1 else plain(name),
+            "legendgroup": "clients",
+            "showlegend": i == 0,
+            "hovertemplate": f"{plain(name)}, round %{{x}}: {shape}<extra></extra>",
+        }
         for i, name in enumerate(run.names)
     ]
     if run.reference is not None and metric in run.reference.metrics:
@@ -165,17 +166,18 @@ def _curve_traces(run: Run, metric: str) -> list[go.Scatter]:
     return traces
 
 
-def _mean_trace(at: Array, values: Array, metric: str, name: str, colour: str, dash: str) -> go.Scatter:
+def _mean_trace(at: Array, values: Array, metric: str, name: str, colour: str, dash: str) -> Trace:
     shape = "%{y:.1f}" if scale(metric) == 100 else "%{y:.4g}"
-    return go.Scatter(
-        x=at,
-        y=np.array([scale(metric) * mean(row) for row in values], dtype=np.float32),
-        mode="lines" if len(at) > 1 else "markers",
-        line={"color": colour, "width": 2.5, "dash": dash},
-        marker={"color": colour},
-        name=name,
-        hovertemplate=f"{name}, round %{{x}}: {shape}<extra></extra>",
-    )
+    return {
+        "type": "scatter",
+        "x": at,
+        "y": np.array([scale(metric) * mean(row) for row in values], dtype=np.float32),
+        "mode": "lines" if len(at) > 1 else "markers",
+        "line": {"color": colour, "width": 2.5, "dash": dash},
+        "marker": {"color": colour},
+        "name": name,
+        "hovertemplate": f"{name}, round %{{x}}: {shape}<extra></extra>",
+    }
 
 
 def _end(row: Mapping[str, float | None], end: str) -> float:
