@@ -21,7 +21,7 @@ test-browser: $(STAMP)
 	@command -v chromium >/dev/null || \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	{ echo "There is no chromium here: install it (Debian: sudo apt install chromium), then run this again."; exit 1; }
-	$(BIN)/python -m pytest tests/report
+	$(BIN)/python -m pytest tests/report/test_browser.py -m slow -rs
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples
