@@ -13,7 +13,7 @@ from coterie.report import write, write_figures
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, or a folder of runs", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="run folders, or a folder of runs", metavar="RUN")],
     out: Annotated[
         Path | None,
         typer.Option(help="the file (default: report.html in RUN; of several, in the current folder)", metavar="FILE"),

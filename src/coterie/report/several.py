@@ -33,8 +33,8 @@ from coterie.report.verdict import title_of
 
 
 def page(runs: list[Run]) -> Page:
-    runs = with_local(runs)
     check(runs)
+    runs = with_local(runs)
     groups, metric = grouped(runs), runs[0].metric
     colours = {label: ALONE if label == "local" else series(k) for k, label in enumerate(groups)}
     per_client = {label: _over_seeds(group, metric) for label, group in groups.items()}
