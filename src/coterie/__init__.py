@@ -3,8 +3,10 @@
 from coterie import tree
 from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
+from coterie.evaluation import Benefit
 from coterie.experiment.compare import compare
 from coterie.experiment.comparison import Comparison
+from coterie.experiment.finished import compare_runs
 from coterie.experiment.load import load
 from coterie.experiment.result import Result
 from coterie.experiment.run import resume, run
@@ -21,6 +23,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Benefit",
     "Comparison",
     "ConfigError",
     "CoterieError",
@@ -31,6 +34,7 @@ __all__ = [
     "Result",
     "Task",
     "compare",
+    "compare_runs",
     "from_clients",
     "load",
     "prepare",

@@ -15,8 +15,10 @@ from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
 from coterie.cli.run import Quiet, describe, measures
 from coterie.cli.tables import print_comparison
+from coterie.errors import ConfigError
 from coterie.experiment.compare import prepare_trials, run_trials
 from coterie.experiment.config import default_out
+from coterie.experiment.finished import compare_runs
 
 METHODS = "local,fedavg,fedmap"
 SEEDS = "3"
@@ -47,14 +49,24 @@ def compare(
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
-    """Run several methods over several seeds on the same splits.
+    """Run several methods over several seeds on the same splits, or compare finished runs.
 
     With one seed, all methods have the same splits, initial model and participants. Include local to see what each
     gains over training alone.
 
     All settings of 'coterie run' work here, in FILE.toml too. A method's own flags go to the methods that have them.
+
+    'coterie compare RUN RUN ...' compares the folders of finished runs of the same data; nothing is trained.
     """
     with in_words() as ending:
+        if ctx.args and Path(ctx.args[0]).is_dir():
+            given = [
+                key for key, value in {**settings, "methods": methods, "seeds": seeds, "out": out}.items() if value
+            ]
+            if given or any(word.startswith("-") for word in ctx.args):
+                raise ConfigError(["finished runs are compared as they are: give their folders and no settings"])
+            print_comparison(stdout(), compare_runs(ctx.args), quiet=quiet)
+            return
         asked = Asked(ctx, settings)
         file_method = asked.take("method", None)  # a file for `coterie run` serves here too
         asked.take("reference", None)

@@ -5,6 +5,8 @@ environment.json  versions and machine                  clients.csv     one line
 engine.json       the engine chosen, and why            summary.json    the selected round and the averages
 data.json         each client's examples by class       report.html     the run in pictures; it needs nothing else
 features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
+predictions.safetensors     what every client's model says of its test examples, at the selected round
+benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
 clients/NAME/               model.safetensors + model.json, which says how to rebuild the model
 reference/                  the run of local training that this one is compared with, in the same form
@@ -15,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import platform
 import shutil
@@ -28,11 +31,15 @@ import torch
 
 from coterie import tree
 from coterie.errors import CheckpointError, CoterieWarning
+from coterie.evaluation import Predictions
 from coterie.experiment import files
 from coterie.experiment.simulation import State
 
 FORMAT = 1
 KEEP = 2
+COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
+WORDS = ("client", "verdict")  # columns of clients.csv that are no numbers
+WHOLE = ("train", "validation", "test", "round")
 
 
 class RunFolder:
@@ -51,7 +58,7 @@ class RunFolder:
     def append_round(self, record: dict[str, Any]) -> None:
         try:
             with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(files.to_json(record) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -67,11 +74,11 @@ class RunFolder:
             except ValueError:
                 break  # the line that was being written when the run stopped
             if record["round"] <= until:
-                records.append(record)
+                records.append({key: _with_nan(key, value) for key, value in record.items()})
         return records
 
     def rewrite_rounds(self, records: list[dict[str, Any]]) -> None:
-        files.write_text(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        files.write_text(self.path / "rounds.jsonl", "".join(files.to_json(record) + "\n" for record in records))
 
     def save(self, round: int, state: State, best: int | None) -> None:
         """Write the checkpoint of a round, then drop those that are neither recent nor the best."""
@@ -122,6 +129,30 @@ class RunFolder:
         writer.writerows(rows)
         files.write_text(self.path / "clients.csv", text.getvalue())
 
+    def read_clients(self) -> list[dict[str, Any]]:
+        path = self.path / "clients.csv"
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+        if not rows or any(name not in rows[0] for name in ("client", *WHOLE)):
+            raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
+        return rows
+
+    def write_predictions(self, found: Predictions) -> None:
+        files.write_tensors(self.path / "predictions.safetensors", found._asdict())
+
+    def read_predictions(self) -> Predictions:
+        path = self.path / "predictions.safetensors"
+        flat = files.read_tensors(path)
+        if missing := [name for name in Predictions._fields if name not in flat]:
+            raise CheckpointError(f"'{path}' has no {', '.join(missing)}: 'coterie resume {self.path}' writes it anew")
+        found = Predictions(**{name: flat[name] for name in Predictions._fields})
+        if len({len(each) for each in found}) > 1 or found.owner.dtype != torch.int64 or not len(found.owner):
+            raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
+        return found
+
     def write_model(self, client: str, view: tree.Tree, about: dict[str, Any]) -> None:
         folder = self.path / "clients" / safe_name(client)
         files.write_tensors(folder / "model.safetensors", tree.pack(view))
@@ -135,6 +166,20 @@ def safe_name(client: str) -> str:
     """A client's name as a folder name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
     text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
     return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+
+
+def _value(key: str, text: str) -> str | int | float:
+    if key in WORDS or key in WHOLE:
+        return text if key in WORDS else int(text)
+    number = float(text)
+    return math.nan if math.isnan(number) else number  # one NaN, so that equal rows compare equal
+
+
+def _with_nan(key: str, value: Any) -> Any:
+    """Metrics that are not defined are null in JSON, and NaN here."""
+    if not key.removeprefix("global_").startswith(("validation", "test")):
+        return value
+    return {name: [math.nan if each is None else each for each in values] for name, values in value.items()}
 
 
 def environment() -> dict[str, Any]:

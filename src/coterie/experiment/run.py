@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from coterie import tree
 from coterie.data import SOURCES, Federation
 from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
-from coterie.evaluation import BETTER
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.benefit import sign_of
+from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files, picture, tracking
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
-from coterie.experiment.folder import FORMAT, RunFolder
+from coterie.experiment.finish import finish, summary
+from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.simulation import Simulation, State
@@ -80,16 +80,11 @@ def run_setup(
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
         result.reference = _execute(alone, beside, tell, resume=begun)
-        for row, gain, other in zip(result.clients, result.gains(), result.reference.clients, strict=True):
-            row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]
-            row["gain"] = float(gain)
-        if out:
-            RunFolder(out).write_clients(result.clients)
     if out:
-        files.write_json(out / "summary.json", summary(result))
         picture.write_facts(result, setup.federation, out)
-        if report and setup.config.report:
-            write_report(out, [out], tell)
+    finish(result, setup, out)
+    if out and report and setup.config.report:
+        write_report(out, [out], tell)
     return result
 
 
@@ -100,7 +95,7 @@ def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
     begin = time.perf_counter()
     try:
         path = write(runs, out / "report.html")
-    except CoterieError as error:
+    except Exception as error:
         warnings.warn(f"the report was not written: {error}", CoterieWarning, stacklevel=2)
     else:
         tell.say(f"report: {path} ({time.perf_counter() - begin:.1f} s)")
@@ -125,25 +120,6 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def summary(result: Result) -> dict[str, Any]:
-    names = METRICS[result.task.kind]
-    told: dict[str, Any] = {
-        "method": result.config.method,
-        "format": FORMAT,
-        "selected_round": result.selected,
-        "selected_by": f"mean validation {result.metric}",
-        "test": {name: result.mean(name) for name in names},
-        "last_round": {
-            "round": result.rounds[-1]["round"],
-            "test": {name: float(np.mean(result.rounds[-1]["test"][name])) for name in names},
-        },
-    }
-    if result.reference:
-        told["local"] = {name: result.reference.mean(name) for name in names}
-        told["clients_better_than_alone"] = int((result.gains() > 0).sum())
-    return told
-
-
 def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
@@ -156,7 +132,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
     if folder and resume:
         done, sim.state, best = folder.load_last(sim.state)
-        records = folder.read_rounds(done)
+        records = [_with_all_metrics(record, setup) for record in folder.read_rounds(done)]
         folder.rewrite_rounds(records)
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
@@ -173,7 +149,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
             record = _record(number, outcome, federation)
             if number % config.evaluate_every == 0 or number == config.rounds:
                 scores = sim.evaluate(number, engine)
-                record |= {part: {m: v.tolist() for m, v in by.items()} for part, by in scores.items()}
+                record |= {part: {m: plain(v) for m, v in by.items()} for part, by in scores.items()}
                 if best is None or _better(setup.metric, record, _at(records, best)):
                     best, kept = number, sim.state
             record["seconds"] = time.perf_counter() - begin
@@ -196,8 +172,13 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
+    last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
     views = tree.clone(sim.views(best, engine))
+    predictions = sim.predictions(best, engine)
+    if both:
+        selected = both if best == last else sim.both_tests(best, engine)
+        both = {"selected": {"round": best, **selected}, "last": {"round": last, **both}}
     result = Result(
         config,
         out,
@@ -209,8 +190,11 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         setup.task,
         setup.method,
         views,
+        predictions,
+        both,
     )
     if folder:
+        folder.write_predictions(predictions)
         _write_models(folder, result, federation)
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
@@ -260,6 +244,13 @@ def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]
         "bytes_up": outcome.bytes_up,
         "bytes_down": outcome.bytes_down,
     }
+
+
+def _with_all_metrics(record: dict[str, Any], setup: Setup) -> dict[str, Any]:
+    """A run that began with an earlier version has not measured them all."""
+    unknown = dict.fromkeys(METRICS[setup.task.kind], [math.nan] * len(setup.federation.names))
+    parts = ("validation", "test", "global_validation", "global_test")
+    return record | {part: unknown | record[part] for part in parts if part in record}
 
 
 def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list[dict[str, Any]]:
@@ -314,8 +305,8 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     """Strictly better, so that ties go to the earlier round."""
-    ours, theirs = (float(np.nanmean(record["validation"][metric])) for record in (new, old))
-    return (BETTER[metric] is max and ours > theirs) or (BETTER[metric] is min and ours < theirs)
+    ours, theirs = (sign_of(metric) * mean(record["validation"][metric]) for record in (new, old))
+    return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
 def _local_like(method: AnyMethod) -> AnyMethod:
