@@ -1,6 +1,6 @@
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from coterie.products import FEW, rearrange
 

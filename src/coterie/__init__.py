@@ -6,8 +6,10 @@ from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
 from coterie.evaluation import Benefit
 from coterie.experiment.compare import compare
 from coterie.experiment.comparison import Comparison
+from coterie.experiment.export import export
 from coterie.experiment.finished import compare_runs
 from coterie.experiment.load import load
+from coterie.experiment.onboard import onboard
 from coterie.experiment.result import Result
 from coterie.experiment.run import resume, run
 from coterie.experiment.setup import prepare
@@ -35,8 +37,10 @@ __all__ = [
     "Task",
     "compare",
     "compare_runs",
+    "export",
     "from_clients",
     "load",
+    "onboard",
     "prepare",
     "resume",
     "run",

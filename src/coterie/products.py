@@ -19,6 +19,7 @@ _SAME = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 
 def rearrange(graph: GraphModule) -> None:
     """Replaces, in place, every product a b of few rows whose b is a matrix turned over."""
+    node: Any
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in _PRODUCTS:
             continue
@@ -40,7 +41,7 @@ def rearrange(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def _turned(node: Node) -> Node | None:
+def _turned(node: Any) -> Node | None:
     """W, if `node` is its transpose: turned over an odd number of times, through views that change nothing."""
     odd = False
     while True:
@@ -52,7 +53,7 @@ def _turned(node: Node) -> Node | None:
             return node if odd else None
 
 
-def _last_two(node: Node) -> bool:
+def _last_two(node: Any) -> bool:
     ndim = len(_shape(node))
     return {axis % ndim for axis in node.args[1:]} == {ndim - 2, ndim - 1}
 

@@ -122,7 +122,7 @@ class _Program:
             yield from (take(x, y, each) for each in index)
             return
         bytes_a_step = index[:1].numel() * x[:1].nbytes
-        for block in index.split(max(1, BLOCK // max(bytes_a_step, 1))):
+        for block in torch.split(index, max(1, BLOCK // max(bytes_a_step, 1))):
             yield from zip(*take(x, y, block), strict=True)
 
 

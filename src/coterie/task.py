@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coterie.batches import Batch
+from coterie.batches import LEAST, Batch
 from coterie.dropout import KeyedDropout
 from coterie.tree import Params
 
@@ -38,7 +38,7 @@ class Task:
     - `logits(params, x)`: the outputs, in evaluation mode; `features(params, x)`: what enters the head;
       `head(params, z)`: the head applied to features.
     - `losses(params, x, y)`: one loss an example, in evaluation mode.
-    - `loss(params, batch)`: the mean training loss over the unmasked examples, and the updated buffers.
+    - `loss(params, batch)`: the mean training loss over the examples, each counting its mask, and the updated buffers.
     """
 
     def __init__(
@@ -80,6 +80,15 @@ class Task:
                 tensor.copy_(params[self._first_name[name]])
         return module
 
+    def beginning(self, params: Params, only: frozenset[str] | None = None) -> Task:
+        """The same model that begins at `params` and, with `only`, trains nothing else."""
+        module = self.module(params)
+        if only is not None:
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(parameter.requires_grad and name in only)
+        loss, head = self._example_losses, self.head_module or None
+        return Task(module, self.kind, num_classes=self.num_classes, head=head, loss=loss)
+
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
         trained = {name: value for name, value in params.items() if name in self.trainable}
@@ -99,14 +108,14 @@ class Task:
         return losses
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """(mean training loss over the examples with mask 1, what the forward pass left of the untrained values)."""
+        """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
         with KeyedDropout(batch.key):
             out = functional_call(self._train, {**trained, **rest}, (batch.x,))
         losses = self.output_losses(out, batch.y)
-        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1.0)
+        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)
         return mean, rest
 
     def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:

@@ -40,6 +40,37 @@ def test_splits_depend_on_seed_and_name_only():
     assert not np.array_equal(base.test, split_client("a", 50, labels, 0.1, 0.3, 1).test)
 
 
+@given(size=st.integers(3, 200), number=st.integers(1, 60), classes=st.integers(1, 3), seed=st.integers(0, 10),
+       validation=st.floats(0.01, 0.45), test=st.floats(0.01, 0.45))  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_a_group_is_never_on_two_sides(size, number, classes, seed, validation, test):
+    draw = np.random.default_rng(seed)
+    groups, labels = draw.integers(number, size=size), draw.integers(classes, size=size)
+    if len(np.unique(groups)) < 3:
+        with pytest.raises(DataError, match=r"client 'a' has \d groups?: at least 3 are needed"):
+            split_client("a", size, labels, validation, test, seed, groups=groups)
+        return
+    split = split_client("a", size, labels, validation, test, seed, groups=groups)
+    parts = [split.train, split.validation, split.test]
+    assert sorted(np.concatenate(parts)) == list(range(size))
+    assert min(map(len, parts)) >= 1
+    sides = [set(groups[part]) for part in parts]
+    assert not (sides[0] & sides[1])
+    assert not (sides[0] & sides[2])
+    assert not (sides[1] & sides[2])
+
+
+def test_grouped_splits_are_stratified_and_of_the_sizes_asked_for():
+    patient = np.repeat(np.arange(300), 3)
+    labels = (patient % 4 == 0).astype(int)
+    split = split_client("a", 900, labels, 0.1, 0.3, 0, groups=patient)
+    for part, share in ((split.train, 0.6), (split.validation, 0.1), (split.test, 0.3)):
+        assert abs(len(part) / 900 - share) < 0.005
+        assert abs(labels[part].mean() - 0.25) < 0.03
+    one_each = split_client("a", 900, labels, 0.1, 0.3, 0, groups=np.arange(900))
+    assert abs(len(one_each.test) - 270) <= 1
+
+
 @given(size=st.integers(1, 500), clients=st.integers(1, 20), seed=st.integers(0, 5))
 @settings(deadline=None, max_examples=50)
 def test_iid_uses_every_example_once(size, clients, seed):

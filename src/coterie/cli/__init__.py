@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli import compare, data, methods, report, reproduce, resume, run
+from coterie.cli import compare, data, data_schema, export, methods, onboard, predict, report, reproduce, resume, run
 from coterie.cli.flags import TAKES_MORE, USAGE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -16,8 +16,12 @@ app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run.run)
 app.command()(resume.resume)
 app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
 app.command()(report.report)
+app.command()(predict.predict)
+app.command()(export.export)
+app.command()(onboard.onboard)
 app.command()(methods.methods)
-app.command()(data.data)
+data.app.command()(data_schema.schema)
+app.add_typer(data.app, name="data")
 app.command()(reproduce.reproduce)
 
 

@@ -16,7 +16,11 @@ from coterie.experiment.config import read_toml
 from coterie.hyper import Hyper, find_method, hyper_parameters, suggest
 from coterie.methods import METHODS
 
-RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round"}  # one is given instead of the other
+RIVALS = {
+    "local_epochs": "local_steps",
+    "fraction": "clients_per_round",
+    "data": "silos",
+}  # one is given instead of the other
 
 
 class Asked:
@@ -26,8 +30,11 @@ class Asked:
         self.problems: list[str] = []
         self._flags = [name for option in ctx.command.params for name in option.opts]
         self.own: dict[str, Any] = {}  # flags that were not declared
-        flags = {key: value for key, value in declared.items() if value is not None}
+        flags = {key: value for key, value in declared.items() if value is not None and value != []}
         files = self._read_rest(ctx.args)
+        if "silos" in flags:  # the shell makes many words of hospitals/*.csv
+            flags["silos"] = [*flags["silos"], *(file for file in files if not file.endswith(".toml"))]
+            files = [file for file in files if file.endswith(".toml")]
         self.values = _over(self._read_files(files), flags)
 
     def take(self, key: str, default: Any) -> Any:
@@ -80,6 +87,9 @@ class Asked:
             self.problems.append(f"give one TOML file, not {len(files)}: {', '.join(files)}")
         values: dict[str, Any] = {}
         for file in files[:1]:
+            if file.lower().endswith((".csv", ".tsv", ".parquet")):
+                self.problems.append(f"'{file}' is a data file: name it after --silos")
+                continue
             try:
                 values = read_toml(Path(file))
             except ConfigError as error:

@@ -13,7 +13,7 @@ from coterie.cli.console import say, stdout
 from coterie.cli.errors import checked, in_words
 from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
-from coterie.cli.run import Quiet, describe, measures
+from coterie.cli.run import Quiet, agreed, describe, measures
 from coterie.cli.tables import print_comparison
 from coterie.errors import ConfigError
 from coterie.experiment.compare import prepare_trials, run_trials
@@ -80,6 +80,8 @@ def compare(
         if not quiet:
             which = f"seed{'s' * (len(trials.seeds) > 1)} {', '.join(map(str, trials.seeds))}"
             say(console, f"{', '.join(trials.methods)} on {describe(trials.first)}, {which}")
+            for line in agreed(trials.first.federation):
+                say(console, line)
         with watch(quiet, measures=measures(trials.first.config)) as progress:
             comparison = run_trials(trials, path, progress=progress)
         print_comparison(console, comparison, quiet=quiet)

@@ -1,4 +1,4 @@
-"""`coterie data`: the data sets and networks that have a name."""
+"""`coterie data`: the data sets and networks that have a name. Its subcommands have files of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import typer
 from rich.table import Table
 
 from coterie.cli.console import say, stdout
@@ -13,9 +14,14 @@ from coterie.cli.flags import shown
 from coterie.data import SOURCES
 from coterie.models import MODELS
 
+app = typer.Typer(rich_markup_mode=None)
 
-def data() -> None:
+
+@app.callback(invoke_without_command=True)
+def data(ctx: typer.Context) -> None:
     """List the data sets, their settings, and the models."""
+    if ctx.invoked_subcommand is not None:
+        return
     console = stdout()
     sets = _table("Data sets (--data)", "name", "what it is", "its defaults")
     for name, source in SOURCES.items():
@@ -25,7 +31,11 @@ def data() -> None:
     for name, factory in MODELS.items():
         models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0])
     console.print(models)
-    say(console, "Your own model: --model package.module:factory. Your own data: coterie.run in Python.", "dim")
+    say(
+        console,
+        "Your own model: --model package.module:factory. Your own files: --silos a.csv b.csv --target COLUMN.",
+        "dim",
+    )
 
 
 def _settings(defaults: Mapping[str, Any]) -> str:

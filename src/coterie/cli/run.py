@@ -14,6 +14,8 @@ from coterie.cli.errors import checked, in_words
 from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
 from coterie.cli.tables import print_result
+from coterie.data import Federation
+from coterie.data.schema import schema_from_dict
 from coterie.errors import ConfigError
 from coterie.experiment.config import Config, default_out
 from coterie.experiment.run import run_setup
@@ -59,6 +61,8 @@ def run(
         console = stdout()
         if not quiet:
             say(console, f"{setup.config.method} on {describe(setup)}, seed {setup.config.seed}")
+            for line in agreed(setup.federation):
+                say(console, line)
         with watch(quiet, measures=measures(setup.config)) as progress:
             result = run_setup(setup, path, progress=progress)
         print_result(console, result, quiet=quiet, bmta=bmta)
@@ -74,6 +78,12 @@ def describe(setup: Setup) -> str:
         *optimizer,
     ]
     return f"{config.data}: {', '.join(parts)}"
+
+
+def agreed(federation: Federation) -> list[str]:
+    """Of sites' own files: what they were read as."""
+    records = list(federation.preprocessing.values())
+    return schema_from_dict(records[0]["schema"], "schema").words() if records else []
 
 
 def _count(number: int, unit: str) -> str:

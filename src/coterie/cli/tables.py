@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         say(console, verdict(result))
         if result.reference:
             say(console, f"{who(result.benefit())}\n{tested(result.benefit())}")
+    if result.onboarded:
+        show(console, onboarded_table(result.onboarded))
     if bmta:
         optimistic = "the best mean test accuracy of any round; it is chosen on test data, so it is optimistic"
         say(console, f"BMTA {100 * result.bmta():.1f} %: {optimistic}.")
@@ -148,6 +150,47 @@ def verdict(result: Result) -> str:
         return f"{name} is {counted}, and {amount(result.metric, average)} better on average."
     how = f"it is {amount(result.metric, average)} worse" if average < 0 else "it makes no difference"
     return f"{name} does not help on average: {how}. It is {counted}."
+
+
+def onboarded_table(joined: Sequence[Result]) -> Table:
+    """One line a newcomer, and their mean."""
+    metric, method, alone = joined[0].metric, joined[0].config.method, joined[0].reference is not None
+    title = f"Onboarded, without having taken part: test {heading(metric)}"
+    columns = ["local", method, "gain", INTERVAL, "verdict"] if alone else [method]
+    table = _table(title, "client", "train", *columns)
+    rows = [result.clients[0] for result in joined]
+    keys = (f"local_test_{metric}", f"test_{metric}", "gain") if alone else (f"test_{metric}",)
+    means = {key: mean([row[key] for row in rows]) for key in keys}
+
+    def cells(values: Mapping[str, Any]) -> list[str]:
+        return [shown(metric, values[key], "+" if key == "gain" else "") for key in keys]
+
+    for row in rows:
+        told = [interval(metric, row), row["verdict"]] if alone else []
+        table.add_row(row["client"], str(row["train"]), *cells(row), *told)
+    if len(rows) > 1:
+        table.add_section()
+        size = f"{mean([row['train'] for row in rows]):.0f}"
+        table.add_row(f"mean of {len(rows)}", size, *cells(means), style="bold")
+    return table
+
+
+def onboarded_words(result: Result) -> str:
+    """What a newcomer has of it, in a sentence or two."""
+    row, name = result.clients[0], type(result.method).__name__
+    if result.reference is None:
+        return f"{row['client']} was trained on its own data alone: that is all that {name} does."
+    if math.isnan(row["gain"]):
+        return f"{row['client']}'s test examples have no {words_of(result.metric)}, so it cannot be compared."
+    much = amount(result.metric, row["gain"])
+    better = f"{much} better than training alone" if row["gain"] > 0 else f"{much} worse than training alone"
+    if not row["gain"]:
+        return f"{row['client']}'s model from {name} is as good as training alone, on its {row['test']} test examples."
+    sure = {
+        "gains": "which is more than chance",
+        "loses": "which is more than chance: it should train alone",
+    }.get(row["verdict"], f"but its {row['test']} test examples cannot tell that from chance")
+    return f"{row['client']}'s model from {name} is {better}, {sure}."
 
 
 def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -> None:

@@ -114,14 +114,14 @@ def judge(metric: str, names: Sequence[str], trials: Sequence[Trial], *, seed: i
     samples = _pooled([trial.samples for trial in trials], seed)
     rows = []
     for i, name in enumerate(names):
-        low, high = _interval(samples[i]) if not math.isnan(gains[i]) else (math.nan, math.nan)
+        low, high = interval(samples[i]) if not math.isnan(gains[i]) else (math.nan, math.nan)
         if apart[i] < fewest(LEVEL):
             low, high = min(low, 0.0), max(high, 0.0)
         row = {"client": name, "test": round(sizes[i]), "federated": federated[i], "local": local[i], "gain": gains[i]}
         row |= {"low": low, "high": high}
         rows.append({key: _plain(value) for key, value in row.items()} | {"verdict": verdict_of(low, high)})
     verdicts = [row["verdict"] for row in rows]
-    low, high = _interval(_means(samples))
+    low, high = interval(_means(samples))
     overall = {"mean_gain": mean(gains), "low": low, "high": high, "wilcoxon": signed_rank(gains)}
     overall |= {verdict.replace(" ", "_"): verdicts.count(verdict) for verdict in VERDICTS}
     both = {"federated": spread(federated, sizes, metric), "local": spread(local, sizes, metric)}
@@ -154,7 +154,7 @@ def _pooled(samples: list[Array], seed: int) -> Array:
     return pooled
 
 
-def _interval(samples: Array) -> tuple[float, float]:
+def interval(samples: Array) -> tuple[float, float]:
     """Percentiles of the resamples in which the metric is defined; NaN if that is fewer than half of them."""
     there = samples[~np.isnan(samples)]
     if 2 * len(there) < len(samples):

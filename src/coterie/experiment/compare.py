@@ -24,6 +24,7 @@ from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_tom
 from coterie.experiment.folder import COMPLETE, RunFolder, safe_name
 from coterie.experiment.run import Progress, Silent, run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
+from coterie.experiment.silos import check_files
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
@@ -55,7 +56,7 @@ class Trials:
 def compare(
     methods: Methods = ("local", "fedavg", "fedmap"),
     seeds: int | Sequence[int] = 3,
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     head: str | None = None,
@@ -76,7 +77,7 @@ def compare(
 def prepare_trials(
     methods: Methods,
     seeds: int | Sequence[int],
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     head: str | None = None,
@@ -187,6 +188,7 @@ def _check_folders(trials: Trials, out: Path) -> None:
             folder = _folder(out, label, seed)
             if not (folder / "config.toml").exists():
                 continue
+            check_files(folder)
             there = read_toml(folder / "config.toml")
             here = tomllib.loads(to_toml(trials.config(label, seed).to_file()))
             different = [key for key in {**here, **there} if key not in ANYHOW and here.get(key) != there.get(key)]
@@ -243,11 +245,11 @@ def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: boo
     return shared
 
 
-def _build(method: str | AnyMethod, data: Data, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
+def _build(method: str | AnyMethod, data: Data | None, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
     if not isinstance(method, str):
         return method
     own_model = model is not None and not isinstance(model, str)
     values = sort_settings(method, settings)
-    values |= {"method": method, "data": data if isinstance(data, str) else "own-data"}
+    values |= {"method": method, "data": data if isinstance(data, str | None) else "own-data"}
     values |= {"model": model if isinstance(model, str) else None}
-    return resolve(values, own_data=not isinstance(data, str), own_model=own_model)[1]
+    return resolve(values, own_data=not isinstance(data, str | None), own_model=own_model)[1]

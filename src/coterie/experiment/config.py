@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,14 @@ from coterie.data.minibatches import Plan
 from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
+from coterie.experiment import silos as silo_settings
 from coterie.experiment.tracking import parse as parse_trackers
 from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.local import OPTIMIZERS
 from coterie.models import find_model
+
+# A setting may be called `schema`, although pydantic's models had a method of that name once.
+warnings.filterwarnings("ignore", message='Field name "schema" in "Config" shadows an attribute')
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -32,6 +37,26 @@ class Config(BaseModel):
 
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
     data: str = Field("synthetic-label-skew", description="which data set; `coterie data` lists them")
+    silos: list[str] | None = Field(None, description="instead of data: one CSV or Parquet file a site, or a folder")
+    target: str | None = Field(None, description="of silos: the column to predict, or a comparison such as num>0")
+    schema: str | None = Field(  # type: ignore[assignment]
+        None, description="of silos: what the sites agreed on, a file that `coterie data schema` wrote"
+    )
+    columns: list[str] | None = Field(
+        None, description="of silos: the names of columns, if files have no header: a,b,c"
+    )
+    missing: list[str] | None = Field(None, description="of silos: cells that mean a missing value (?,NA,NaN,null)")
+    site_column: str | None = Field(
+        None, description="of silos: the column that names the site, if all are in one file"
+    )
+    group: str | None = Field(
+        None, description="of silos: rows that agree here (a patient) stay on one side of a split"
+    )
+    drop: list[str] | None = Field(None, description="of silos: columns to leave out: a,b,c")
+    regression: bool | None = Field(None, description="of silos: the target is a number; by default as it looks")
+    class_weights: Literal["balanced"] | None = Field(
+        None, description="balanced: in training, every class of a client counts the same"
+    )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
     head: str | None = Field(None, description="the model's layer that is its head; by default its last linear one")
     rounds: int = Field(20, ge=1, description="communication rounds")
@@ -44,6 +69,7 @@ class Config(BaseModel):
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of the clients kept out, and onboarded at the end")
     seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
     validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
     test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
@@ -72,6 +98,28 @@ class Config(BaseModel):
         parse_trackers(value)
         return value
 
+    @field_validator("silos", mode="before")
+    @classmethod
+    def _silos(cls, value: Any) -> Any:
+        paths = [value] if isinstance(value, str) else value
+        return silo_settings.find_files(paths) if isinstance(paths, list) and all(map(_is_text, paths)) else paths
+
+    @field_validator("columns", "missing", "drop", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """A list, or text with commas, as it is typed."""
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, list) or not all(map(_is_text, given)):
+            return given
+        return [name.strip() for part in given for name in part.split(",")] if len(given) == 1 else given
+
+    @field_validator("schema")
+    @classmethod
+    def _schema(cls, value: str | None) -> str | None:
+        return (
+            value if value is None else str(Path(value).resolve())
+        )  # so that the run does not depend on where it began
+
     @field_validator("topology", mode="before")
     @classmethod
     def _topology(cls, value: Any) -> Any:
@@ -95,6 +143,10 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def parse_bytes(text: str) -> int:
@@ -121,8 +173,11 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     """
     problems: list[str] = []
     given = {key: value for key, value in values.items() if value is not None}
+    own_files = bool(given.get("silos")) and not own_data
     source = SOURCES.get(str(given.get("data", Config.model_fields["data"].default)))
-    defaults = {} if source is None or own_data else dict(source.defaults)
+    defaults = (
+        dict(silo_settings.DEFAULTS) if own_files else {} if source is None or own_data else dict(source.defaults)
+    )
     if "local_steps" in given:
         defaults.pop("local_epochs", None)
     if "optimizer" in given and "optimizer" in defaults and isinstance(given["optimizer"], Mapping):
@@ -134,7 +189,12 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
         config = Config(**{k: v for k, v in {**defaults, **given}.items() if k not in broken})
-    if source is None and not own_data:
+    named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
+    named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
+    problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
+    if own_files:
+        config = config.model_copy(update={"data": silo_settings.DATA})
+    elif source is None and not own_data:
         problems.append(
             f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
         )
@@ -144,6 +204,8 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("give fraction or clients_per_round, not both")
     if config.validation + config.test >= 1:
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
+    if config.holdout and config.topology != "server":
+        problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
     if config.select is not None and config.select not in BETTER:
         problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
     if not own_model:

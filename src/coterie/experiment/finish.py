@@ -10,6 +10,7 @@ import numpy as np
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import METRICS, mean
 from coterie.experiment import files
+from coterie.experiment.card import write_cards
 from coterie.experiment.folder import FORMAT, RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
@@ -20,6 +21,7 @@ def finish(result: Result, setup: Setup, out: Path | None) -> None:
     if result.reference is not None:
         add_benefit(result, out)
     if out:
+        write_cards(result, setup, out)
         files.write_json(out / "summary.json", summary(result))
 
 

@@ -8,13 +8,17 @@ features.safetensors   test examples as the clients' models see them; embedding.
 predictions.safetensors     what every client's model says of its test examples, at the selected round
 benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
-clients/NAME/               model.safetensors + model.json, which says how to rebuild the model
+clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md; of
+                            sites' own files also preprocessing.json, which says how a row becomes an input
+onboarded.csv               one line a client that took no part and was onboarded
+data.json                   of sites' own files: what they were (SHA-256)
 reference/                  the run of local training that this one is compared with, in the same form
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
@@ -122,12 +126,12 @@ class RunFolder:
                 warnings.warn(f"{error}. Using the checkpoint before it.", CoterieWarning, stacklevel=2)
         return 0, like, None
 
-    def write_clients(self, rows: list[dict[str, Any]]) -> None:
+    def write_clients(self, rows: list[dict[str, Any]], file: str = "clients.csv") -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-        files.write_text(self.path / "clients.csv", text.getvalue())
+        files.write_text(self.path / file, text.getvalue())
 
     def read_clients(self) -> list[dict[str, Any]]:
         path = self.path / "clients.csv"
@@ -158,6 +162,9 @@ class RunFolder:
         files.write_tensors(folder / "model.safetensors", tree.pack(view))
         files.write_json(folder / "model.json", {"format": FORMAT, "client": client, **about})
 
+    def write_preprocessing(self, client: str, record: dict[str, Any]) -> None:
+        files.write_json(self.path / "clients" / safe_name(client) / "preprocessing.json", record)
+
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:05d}"
 
@@ -166,6 +173,17 @@ def safe_name(client: str) -> str:
     """A client's name as a folder name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
     text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
     return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """What `write_clients` wrote; none where there is no such file."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
 
 
 def _value(key: str, text: str) -> str | int | float:
@@ -195,6 +213,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

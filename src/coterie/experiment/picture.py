@@ -40,7 +40,7 @@ def facts(federation: Federation) -> dict[str, Any]:
     told["sizes"] = {part: [len(split[part]) for split in federation.clients.values()] for part in parts}
     if federation.num_classes is not None and federation.y.ndim == 1:
         number = federation.num_classes
-        names = getattr(federation, "class_names", None) or range(number)
+        names = federation.classes or range(number)
         told["classes"] = [str(name) for name in names]
         y = federation.y.numpy()
         told["counts"] = {

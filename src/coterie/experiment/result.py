@@ -41,6 +41,8 @@ class Result:
     views: Tree  # rows
     predictions: Predictions  # of the test examples, at the selected round
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
+    server: Tree = ()  # at the selected round
+    onboarded: list[Result] = field(default_factory=list)  # one a client that was held out, at the end
     _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
 
     @property

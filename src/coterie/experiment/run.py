@@ -16,11 +16,13 @@ from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWa
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files, picture, tracking
+from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
 
@@ -43,7 +45,7 @@ class Silent:
 
 def run(
     method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     out: str | Path | None = None,
@@ -54,7 +56,8 @@ def run(
 
     `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
-    pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
+    pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
+    `out`, a run folder is written there.
     """
     setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)
@@ -72,17 +75,21 @@ def run_setup(
 
     With `report`, and unless the configuration says no, report.html is written last.
     """
+    from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
+
     tell = progress or Silent()
     tracking.check(setup.config.track, out)
-    result = _execute(setup, out, tell, resume=resuming)
+    result = execute(setup, out, tell, resume=resuming)
     if setup.config.reference and setup.config.method != "local":
-        alone = setup.with_method(_local_like(setup.method))
+        alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        result.reference = _execute(alone, beside, tell, resume=begun)
+        result.reference = execute(alone, beside, tell, resume=begun)
     if out:
         picture.write_facts(result, setup.federation, out)
     finish(result, setup, out)
+    if setup.held_out:
+        result.onboarded = onboard_held_out(result, setup, out, tell)
     if out and report and setup.config.report:
         write_report(out, [out], tell)
     return result
@@ -109,8 +116,9 @@ def resume(
     A run whose data or model was given in Python needs the same ones again.
     """
     path = Path(path)
-    values = _read_config(path)
-    named = {"data": values["data"] in SOURCES, "model": values["model"] != "own-model"}
+    values = read_config(path)
+    check_files(path)
+    named = {"data": values["data"] in SOURCES or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
@@ -120,7 +128,7 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
@@ -137,6 +145,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
         folder.create(to_toml(config.to_file()))
+        record_files(folder.path, federation.files)
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
@@ -192,10 +201,11 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         views,
         predictions,
         both,
+        kept.server,
     )
     if folder:
         folder.write_predictions(predictions)
-        _write_models(folder, result, federation)
+        write_models(folder, result, federation, len(federation.names))
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result
@@ -266,18 +276,20 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
     return rows
 
 
-def _write_models(folder: RunFolder, result: Result, federation: Federation) -> None:
+def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
     config = result.config
     for i, row in enumerate(result.clients):
         about = {
             "method": config.method,
             "hyper": config.hyper,
             "model": config.model,
+            "head": config.head,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
-            "population": [len(result.clients), config.participants(len(result.clients))],
+            "classes": class_names(federation),
+            "population": [population, config.participants(population)],
             "data": config.data,
             "round": result.selected,
             "metrics": {key: value for key, value in row.items() if key.startswith(("validation_", "test_"))},
@@ -288,6 +300,8 @@ def _write_models(folder: RunFolder, result: Result, federation: Federation) -> 
             ),
         }
         folder.write_model(row["client"], tree.rows(result.views, i), about)
+        if row["client"] in federation.preprocessing:
+            folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 
 
 def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -> tuple[int | None, State | None]:
@@ -309,14 +323,14 @@ def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
-def _local_like(method: AnyMethod) -> AnyMethod:
+def local_like(method: AnyMethod) -> AnyMethod:
     from coterie.methods import Local
 
     optimizer = getattr(method, "optimizer", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").exists():
         raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
     return read_toml(path / "config.toml")

@@ -10,10 +10,11 @@ from torch import nn
 
 from coterie.errors import ConfigError
 from coterie.models.networks import cnn, dnn, linear, mlp
+from coterie.models.tabular import tabular
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]  # (shape of one input, number of outputs) -> model
 
-MODELS: dict[str, Factory] = {"mlp": mlp, "linear": linear, "dnn": dnn, "cnn": cnn}
+MODELS: dict[str, Factory] = {"mlp": mlp, "linear": linear, "dnn": dnn, "cnn": cnn, "tabular": tabular}
 
 
 def find_model(name: str) -> Factory:
@@ -36,4 +37,4 @@ def import_path(name: str, what: str) -> Any:
         raise ConfigError([f"{what} '{name}' cannot be imported: {error}"]) from error
 
 
-__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp"]
+__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp", "tabular"]
