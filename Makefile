@@ -35,6 +35,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/class_moments.py
+	$(BIN)/python benchmarks/data_path.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

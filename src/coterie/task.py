@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from coterie.batches import LEAST, Batch
+from coterie.decode import Decode
 from coterie.dropout import KeyedDropout
 from coterie.tree import Params
 
@@ -49,6 +50,7 @@ class Task:
         num_classes: int | None = None,
         head: str | None = None,
         loss: LossFn | None = None,
+        decode: Decode | None = None,
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
@@ -56,6 +58,7 @@ class Task:
             raise ValueError("the model has lazy layers: call it once on an example so that its shapes are known")
         self.kind: Kind = kind
         self.num_classes = num_classes
+        self.decode = decode  # of inputs that are bytes; floats go to the model as they are
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
@@ -95,7 +98,7 @@ class Task:
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        return functional_call(self._eval, params, (x,))  # type: ignore[no-any-return]
+        return functional_call(self._eval, params, (self._decoded(x),))  # type: ignore[no-any-return]
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.output_losses(self.logits(params, x), y)
@@ -113,7 +116,7 @@ class Task:
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
         with KeyedDropout(batch.key):
-            out = functional_call(self._train, {**trained, **rest}, (batch.x,))
+            out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
         losses = self.output_losses(out, batch.y)
         mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)
         return mean, rest
@@ -151,6 +154,9 @@ class Task:
         if not isinstance(head, nn.Linear):
             raise ValueError(f"the head '{self.head_module}' is a {type(head).__name__}: its input width is not known")
         return head.in_features
+
+    def _decoded(self, x: Tensor) -> Tensor:
+        return x if self.decode is None else self.decode(x)
 
     def _head_of(self, module: nn.Module) -> nn.Module:
         if self.head_module is None:

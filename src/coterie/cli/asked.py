@@ -12,15 +12,10 @@ import typer
 
 from coterie.cli.flags import is_switch
 from coterie.errors import ConfigError
-from coterie.experiment.config import read_toml
+from coterie.experiment.config import Config, read_toml
+from coterie.experiment.settings import RIVALS, named_by
 from coterie.hyper import Hyper, find_method, hyper_parameters, suggest
 from coterie.methods import METHODS
-
-RIVALS = {
-    "local_epochs": "local_steps",
-    "fraction": "clients_per_round",
-    "data": "silos",
-}  # one is given instead of the other
 
 
 class Asked:
@@ -39,6 +34,11 @@ class Asked:
 
     def take(self, key: str, default: Any) -> Any:
         return self.values.pop(key, default)
+
+    def method(self) -> str:
+        """The one that is asked for, or else the setting's, or else the one that runs by default."""
+        default = named_by(self.values.get("setting"), "method", Config.model_fields["method"].default)
+        return str(self.values.get("method", default))
 
     def add_own(self, methods: Iterable[str]) -> None:
         """Take over the flags that one of the methods has; complain of the others."""

@@ -68,7 +68,9 @@ def compare(
             print_comparison(stdout(), compare_runs(ctx.args), quiet=quiet)
             return
         asked = Asked(ctx, settings)
-        file_method = asked.take("method", None)  # a file for `coterie run` serves here too
+        # A file for `coterie run` serves here too, and a setting with its method.
+        file_method = asked.method() if {"method", "setting"} & asked.values.keys() else None
+        asked.take("method", None)
         asked.take("reference", None)
         names = _names(methods or asked.take("methods", f"local,{file_method}" if file_method else METHODS))
         numbers = _numbers(seeds or asked.take("seeds", SEEDS), asked.problems)

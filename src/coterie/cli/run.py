@@ -47,12 +47,12 @@ def run(
     A method has flags of its own, such as --sigma2: 'coterie methods fedmap' lists those of fedmap.
 
     FILE.toml holds the same settings as the flags (rounds = 50), with those of the method in a table [hyper] and those
-    of the optimiser in a table [optimizer]. Flags come first, then the file, then the defaults of the data set
-    ('coterie data'), then those below.
+    of the optimiser in a table [optimizer]. Flags come first, then the file, then the --setting, if one is named, then
+    the defaults of the data set ('coterie data'), then those below.
     """
     with in_words() as ending:
         asked = Asked(ctx, settings)
-        asked.add_own([asked.values.get("method", Config.model_fields["method"].default)])
+        asked.add_own([asked.method()])
         setup = checked(asked.problems, lambda: prepare(**asked.values))
         if bmta and setup.federation.kind != "classification":
             raise ConfigError([f"--bmta is an accuracy, but {setup.config.data} is a {setup.federation.kind}"])

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from coterie import rng
 from coterie.data.datasets import gather
+from coterie.decode import Decode
 from coterie.errors import DataError
 from coterie.task import Kind
 
@@ -45,6 +46,7 @@ class Federation:
     weights: Tensor | None = None  # [pool]; what an example counts in training; None: all the same
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each client, as JSON
     files: Mapping[str, str] = field(default_factory=dict)  # the user's files it was read from, with their SHA-256
+    decode: Decode | None = None  # how inputs of type uint8 become numbers, where a minibatch enters the model
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,23 +124,29 @@ def split_client(
 ) -> Split:
     """Random train / validation / test positions of one client, each with at least one example.
 
-    Stratified: the examples are dealt class by class, so each part has every class in proportion, to rounding.
-    Examples of one of `groups` (a patient) stay together; then groups are dealt by their most frequent class.
+    `validation` and `test` are shares below 1, or from 1 numbers of examples. Stratified: the examples are dealt class by
+    class, so each part has every class in proportion, to rounding. Examples of one of `groups` (a patient) stay together;
+    then groups are dealt by their most frequent class.
     """
-    if not (validation > 0 and test > 0 and validation + test < 1):
+    if not (validation > 0 and test > 0 and validation % 1 + test % 1 < 1):
         raise DataError(f"validation ({validation}) and test ({test}) are shares above 0 whose sum is below 1")
     if size < 3:
         raise DataError(
             f"client '{client}' has {size} example{'s' * (size != 1)}: at least 3 are needed, one each to train, "
             f"validate and test; leave it out or give it more data"
         )
+    num_test, num_validation = (round(size * part) if part < 1 else int(part) for part in (test, validation))
+    if max(test, validation) >= 1 and num_test + num_validation >= size:
+        raise DataError(
+            f"client '{client}' has {size} examples, which leave nothing to train on after {num_test} to test and "
+            f"{num_validation} to validate: leave it out or give it more data"
+        )
     draw = rng.generator(seed, "split", client)
     if groups is not None:
-        return _split_groups(client, groups, labels, validation, test, draw)
-    order = _dealt(size, labels, draw)
-    num_test = min(max(round(size * test), 1), size - 2)
-    num_validation = min(max(round(size * validation), 1), size - num_test - 1)
-    return _cut(order, num_test, num_validation)
+        return _split_groups(client, groups, labels, num_validation, num_test, draw)
+    num_test = min(max(num_test, 1), size - 2)
+    num_validation = min(max(num_validation, 1), size - num_test - 1)
+    return _cut(_dealt(size, labels, draw), num_test, num_validation)
 
 
 def _dealt(size: int, labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
@@ -164,8 +172,8 @@ def _split_groups(
     client: str,
     groups: NDArray[np.generic],
     labels: NDArray[np.generic] | None,
-    validation: float,
-    test: float,
+    num_validation: int,
+    num_test: int,
     draw: np.random.Generator,
 ) -> Split:
     names, owner = np.unique(groups, return_inverse=True)
@@ -182,8 +190,8 @@ def _split_groups(
         usual = count.argmax(1)
     order = _dealt(len(names), usual, draw)
     rows = np.bincount(owner)[order].cumsum()  # examples in the first so many groups
-    first = 1 + int(np.abs(rows[:-2] - test * len(groups)).argmin())
-    second = first + 1 + int(np.abs(rows[first:-1] - rows[first - 1] - validation * len(groups)).argmin())
+    first = 1 + int(np.abs(rows[:-2] - num_test).argmin())
+    second = first + 1 + int(np.abs(rows[first:-1] - rows[first - 1] - num_validation).argmin())
     split = _cut(order, first, second - first)
     return Split(*(np.flatnonzero(np.isin(owner, split[part])) for part in ("train", "validation", "test")))
 

@@ -14,11 +14,14 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.data import SOURCES
+from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
+from coterie.data.partition import check_spec
 from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
 from coterie.experiment import silos as silo_settings
+from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
 from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.local import OPTIMIZERS
@@ -35,8 +38,20 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    setting: str | None = Field(None, description="a published experiment; `coterie data settings` lists them")
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
-    data: str = Field("synthetic-label-skew", description="which data set; `coterie data` lists them")
+    data: str = Field(
+        "synthetic-label-skew", description="which data set (`coterie data` lists them), or a file's path"
+    )
+    data_dir: str | None = Field(None, description="where data sets lie; by default what COTERIE_DATA names")
+    partition: str | None = Field(None, description="how it is dealt out, such as iid, dirichlet:0.3, natural")
+    clients: int | None = Field(None, ge=1, description="number of clients it is dealt out to")
+    split: Literal["random", "published"] = Field("random", description="test on random examples or on the publishers'")
+    scaling: Literal["unit", "standard", "imagenet"] | None = Field(
+        None, description="images: 0 to 1, mean 0 and sd 1 a channel, or by ImageNet's; by default unit"
+    )
+    image_size: int | None = Field(None, ge=8, le=1024, description="side of images read from folders; 224")
+    drop_duplicates: bool = Field(False, description="of examples that are identical, keep the first")
     silos: list[str] | None = Field(None, description="instead of data: one CSV or Parquet file a site, or a folder")
     target: str | None = Field(None, description="of silos: the column to predict, or a comparison such as num>0")
     schema: str | None = Field(  # type: ignore[assignment]
@@ -71,8 +86,8 @@ class Config(BaseModel):
     )
     holdout: float = Field(0.0, ge=0, lt=1, description="share of the clients kept out, and onboarded at the end")
     seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
-    validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
-    test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
+    validation: float = Field(0.1, gt=0, description="share of each client's data to select the round on, or how many")
+    test: float = Field(0.3, gt=0, description="share of each client's data to report on, or how many examples")
     evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds (and the last)")
     select: str | None = Field(None, description="validation metric that selects the round; balanced_accuracy or rmse")
     engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
@@ -120,6 +135,23 @@ class Config(BaseModel):
             value if value is None else str(Path(value).resolve())
         )  # so that the run does not depend on where it began
 
+    @field_validator("validation", "test")
+    @classmethod
+    def _part(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("give a share below 1, or a whole number of examples")
+        return value
+
+    @field_validator("partition")
+    @classmethod
+    def _partition(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                check_spec(value)
+            except ConfigError as error:
+                raise ValueError("; ".join(error.problems)) from error
+        return value
+
     @field_validator("topology", mode="before")
     @classmethod
     def _topology(cls, value: Any) -> Any:
@@ -143,6 +175,14 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+DEALING = (
+    "partition",
+    "clients",
+    "split",
+    "scaling",
+    "image_size",
+    "drop_duplicates",
+)  # of a data set, not yet dealt out
 
 
 def _is_text(value: Any) -> bool:
@@ -169,32 +209,44 @@ def read_toml(path: Path) -> dict[str, Any]:
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
     """A checked configuration and its method. Raises one `ConfigError` with everything that is wrong.
 
-    Defaults come from the data set first, then from `Config`; the method's and optimiser's own fill in the rest.
+    Defaults come from the setting first, if one is named, then from the data set, then from `Config`; the method's and
+    optimiser's own fill in the rest.
     """
     problems: list[str] = []
     given = {key: value for key, value in values.items() if value is not None}
     own_files = bool(given.get("silos")) and not own_data
-    source = SOURCES.get(str(given.get("data", Config.model_fields["data"].default)))
-    defaults = (
-        dict(silo_settings.DEFAULTS) if own_files else {} if source is None or own_data else dict(source.defaults)
-    )
-    if "local_steps" in given:
-        defaults.pop("local_epochs", None)
-    if "optimizer" in given and "optimizer" in defaults and isinstance(given["optimizer"], Mapping):
-        same = given["optimizer"].get("name", defaults["optimizer"]["name"]) == defaults["optimizer"]["name"]
-        given["optimizer"] = {**(defaults["optimizer"] if same else {}), **given["optimizer"]}
+    base: dict[str, Any] = {}
+    if "setting" in given:
+        try:
+            base = dict(find_setting(str(given["setting"])).values)
+        except ConfigError as error:
+            problems += error.problems
+    base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in DEALING)}
+    wanted = over(base, given)
+    source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
+    defaults = {} if source is None or own_data else dict(source.defaults)
+    if own_files:
+        source, defaults = None, dict(silo_settings.DEFAULTS)
+    if "partition" in wanted:
+        defaults.pop("clients", None)
+    wanted = over(defaults, wanted)
     try:
-        config = Config(**{**defaults, **given})
+        config = Config(**wanted)
     except pydantic.ValidationError as error:
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
-        config = Config(**{k: v for k, v in {**defaults, **given}.items() if k not in broken})
+        config = Config(**{k: v for k, v in wanted.items() if k not in broken})
     named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
     named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
     problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
+    dealt = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
     if own_files:
         config = config.model_copy(update={"data": silo_settings.DATA})
-    elif source is None and not own_data:
+        dealt = False
+    if unused and not dealt:
+        problems.append(f"{', '.join(unused)}: {config.data} comes dealt out to its clients, so leave this out")
+    if source is None and not own_data and not own_files and not is_path(config.data):
         problems.append(
             f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
         )
@@ -202,7 +254,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("give local_epochs or local_steps, not both")
     if "fraction" in given and "clients_per_round" in given:
         problems.append("give fraction or clients_per_round, not both")
-    if config.validation + config.test >= 1:
+    if config.validation < 1 and config.test < 1 and config.validation + config.test >= 1:
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
     if config.holdout and config.topology != "server":
         problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")

@@ -11,7 +11,7 @@ checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the
 clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md; of
                             sites' own files also preprocessing.json, which says how a row becomes an input
 onboarded.csv               one line a client that took no part and was onboarded
-data.json                   of sites' own files: what they were (SHA-256)
+files.json                  of sites' own files: what they were (SHA-256)
 reference/                  the run of local training that this one is compared with, in the same form
 """
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from coterie import tree
 from coterie.batches import Batches
+from coterie.decode import Decode
 from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.experiment import files
 from coterie.experiment.folder import FORMAT, read_rows, safe_name
@@ -33,7 +34,11 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
     folder, about = find_client(run, client)
     flat = files.read_tensors(folder / "model.safetensors")
     task = Task(
-        build_module(about, model, run), about["kind"], num_classes=about["num_classes"], head=about.get("head")
+        build_module(about, model, run),
+        about["kind"],
+        num_classes=about["num_classes"],
+        head=about.get("head"),
+        decode=Decode.from_json(about.get("decode")),
     )
     method = _method(about)
     try:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coterie import tree
-from coterie.data import SOURCES, Federation
+from coterie.data import Federation
+from coterie.data.loading import is_known
 from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.evaluation.benefit import sign_of
@@ -44,7 +45,7 @@ class Silent:
 
 
 def run(
-    method: str | AnyMethod = "fedmap",
+    method: str | AnyMethod | None = None,
     data: Data | None = None,
     *,
     model: Model | None = None,
@@ -57,7 +58,9 @@ def run(
     `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
     pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
-    `out`, a run folder is written there.
+    `out`, a run folder is written there. `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has
+    all of these; what else is given counts instead of its own. Without one, the method is FedMAP and the data FedMAP's
+    label skew.
     """
     setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)
@@ -118,7 +121,7 @@ def resume(
     path = Path(path)
     values = read_config(path)
     check_files(path)
-    named = {"data": values["data"] in SOURCES or "silos" in values, "model": values["model"] != "own-model"}
+    named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
@@ -289,6 +292,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
             "classes": class_names(federation),
+            "decode": None if federation.decode is None else federation.decode.to_json(),
             "population": [population, config.participants(population)],
             "data": config.data,
             "round": result.selected,
@@ -296,7 +300,9 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             "rebuild": (
                 "model.safetensors holds the view. Where its names are the model's own, load it with "
                 "load_state_dict into the model built for input_shape with so many outputs; in general, "
-                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both."
+                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both. "
+                "Where decode is not null, the model was trained on images x of bytes as the float32 numbers "
+                "(x / 255 - mean) / std, channel by channel, and expects these."
             ),
         }
         folder.write_model(row["client"], tree.rows(result.views, i), about)

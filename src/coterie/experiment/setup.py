@@ -18,7 +18,8 @@ from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment.config import TABLES, Config, flags, resolve
+from coterie.experiment.config import DEALING, TABLES, Config, flags, resolve
+from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
@@ -50,13 +51,15 @@ class Setup:
 
 
 def prepare(
-    method: str | AnyMethod = "fedmap",
+    method: str | AnyMethod | None = None,
     data: Data | None = None,
     *,
     model: Model | None = None,
     **settings: Any,
 ) -> Setup:
     """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
+    if method is None:
+        method = named_by(settings.get("setting"), "method", Config.model_fields["method"].default)
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
     own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
@@ -94,7 +97,8 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
             module = _module(model, federation)
-        task = make_task(module, federation.kind, federation.num_classes, federation.x, head=config.head)
+        own: dict[str, Any] = {"head": config.head, "decode": federation.decode}
+        task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
     except ConfigError as error:
         problems += error.problems
     except ValueError as error:
@@ -121,6 +125,11 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def make_federation(config: Config) -> Federation:
+    """The federation that a configuration names."""
+    return _federation(config, None)
+
+
 def _federation(config: Config, data: Data | None) -> Federation:
     federation = _without_weights(config, data)
     return balanced(federation) if config.class_weights else federation
@@ -132,7 +141,8 @@ def _without_weights(config: Config, data: Data | None) -> Federation:
     if config.silos:
         return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
     if isinstance(data, str | None):
-        return load(config.data, config.seed, config.validation, config.test)
+        dealing: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *DEALING)}
+        return load(config.data, config.seed, config.validation, config.test, **dealing)
     return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
 
 

@@ -80,14 +80,14 @@ def options(config: Any) -> Silos:
 
 def record_files(run: Path, hashes: Mapping[str, str]) -> None:
     if hashes:
-        files.write_json(run / "data.json", {"sha256": dict(hashes)})
+        files.write_json(run / "files.json", {"sha256": dict(hashes)})
 
 
 def check_files(run: Path) -> None:
     """A run goes on with the files it began with, or not at all."""
-    if not (run / "data.json").exists():
+    if not (run / "files.json").exists():
         return
-    for file, recorded in files.read_json(run / "data.json")["sha256"].items():
+    for file, recorded in files.read_json(run / "files.json")["sha256"].items():
         if not Path(file).is_file():
             raise CheckpointError(f"'{file}', which this run reads, is gone: put it back, or begin a new run")
         if sha256(file) != recorded:

@@ -286,5 +286,5 @@ class Simulation:
 
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
-    width = max(1, EVALUATION_BYTES // max(x[0].nbytes * 32, 1))
+    width = max(1, EVALUATION_BYTES // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as
     return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)
