@@ -28,7 +28,7 @@ from coterie.methods import METHODS, FedAvg
 from coterie.models import MODELS
 
 HOW = ("--engine", "loop", "--workers", "1", "--no-compile")
-TINY = ("--data", "digits", "--rounds", "1", "--local-steps", "1", *HOW)
+TINY = ("--data", "digits", "--rounds", "1", "--local-steps", "1", "--no-report", *HOW)
 
 
 def cli(*words):

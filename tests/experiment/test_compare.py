@@ -15,7 +15,7 @@ from coterie.experiment.config import read_toml
 from coterie.local import SGD
 from coterie.methods import FedMAP, FedProx
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_steps": 1}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_steps": 1, "report": False}
 
 
 def clients(number=3, size=30):

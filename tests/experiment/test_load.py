@@ -16,7 +16,7 @@ from coterie.task import Task
 from tests.experiment.conftest import QUICK as KINDS
 from tests.experiment.conftest import two_kinds
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "rounds": 2}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "rounds": 2, "report": False}
 
 
 def clients(regression=False, outputs=2):

@@ -16,7 +16,7 @@ from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAvg, FedMAP, FedProx
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "report": False}
 
 
 def clients(number=3, size=30):
@@ -56,6 +56,7 @@ def test_a_run_folder_holds_everything(tmp_path):
     assert {path.name for path in out.iterdir()} == {
         *("config.toml", "environment.json", "engine.json", "rounds.jsonl", "clients.csv", "summary.json"),
         *("checkpoints", "clients", "reference", "predictions.safetensors", "benefit.json"),
+        *("data.json", "features.safetensors"),
     }
     config = read_toml(out / "config.toml")
     assert config["optimizer"] == {"name": "sgd", "lr": 0.3, "momentum": 0.0, "weight_decay": 0.0}

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli import compare, data, data_schema, export, methods, onboard, predict, reproduce, resume, run
+from coterie.cli import compare, data, data_schema, export, methods, onboard, predict, report, reproduce, resume, run
 from coterie.cli.flags import TAKES_MORE, USAGE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run.run)
 app.command()(resume.resume)
 app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
+app.command()(report.report)
 app.command()(predict.predict)
 app.command()(export.export)
 app.command()(onboard.onboard)

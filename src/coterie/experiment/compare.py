@@ -22,14 +22,22 @@ from coterie.experiment import files
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
 from coterie.experiment.folder import COMPLETE, RunFolder, safe_name
-from coterie.experiment.run import Progress, Silent, run_setup
+from coterie.experiment.run import Progress, Silent, run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.experiment.silos import check_files
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
-ANYHOW = ("engine", "compile", "workers", "memory", "checkpoint_every")  # do not change what a run computes
+ANYHOW = (
+    "engine",
+    "compile",
+    "workers",
+    "memory",
+    "checkpoint_every",
+    "report",
+    "track",
+)  # do not change what a run computes
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,8 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
     comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits)
     if out:
         files.write_json(out / "comparison.json", comparison.summary())
+        if trials.first.config.report:
+            write_report(out, [_folder(out, label, seed) for seed in trials.seeds for label in trials.methods], tell)
     return comparison
 
 
@@ -150,7 +160,7 @@ class _Named:
 def _run_or_read(setup: Setup, folder: Path | None, tell: _Named) -> tuple[list[dict[str, Any]], Predictions]:
     begun = folder is not None and (folder / "config.toml").exists()
     if folder is None or not (begun and all((folder / name).exists() for name in COMPLETE)):
-        result = run_setup(setup, folder, progress=tell, resuming=begun)
+        result = run_setup(setup, folder, progress=tell, resuming=begun, report=False)
         return result.clients, result.predictions
     tell.say(f"{tell.name}: complete already")
     rows, predictions = RunFolder(folder).read_clients(), RunFolder(folder).read_predictions()

@@ -22,6 +22,7 @@ from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
 from coterie.experiment import silos as silo_settings
 from coterie.experiment.settings import find_setting, over
+from coterie.experiment.tracking import parse as parse_trackers
 from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.local import OPTIMIZERS
 from coterie.models import find_model
@@ -95,6 +96,8 @@ class Config(BaseModel):
     memory: str = Field("2GB", description="most client state in flight at once, such as 500MB or 2GB")
     checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
     reference: bool = Field(True, description="also train every client alone, to compare with")
+    report: bool = Field(True, description="write report.html, the run in pictures, at the end")
+    track: str | None = Field(None, description="also write each round to tensorboard, mlflow, or both (with a comma)")
     hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
     optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw) and its settings")
 
@@ -102,6 +105,12 @@ class Config(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         parse_bytes(value)
+        return value
+
+    @field_validator("track")
+    @classmethod
+    def _track(cls, value: str | None) -> str | None:
+        parse_trackers(value)
         return value
 
     @field_validator("silos", mode="before")

@@ -11,7 +11,7 @@ from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import METRICS, mean
 from coterie.experiment import files
 from coterie.experiment.card import write_cards
-from coterie.experiment.folder import RunFolder
+from coterie.experiment.folder import FORMAT, RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 
@@ -42,6 +42,7 @@ def summary(result: Result) -> dict[str, Any]:
     sizes = [row["test"] for row in result.clients]
     last = result.rounds[-1]["test"]
     told: dict[str, Any] = {
+        "format": FORMAT,
         "method": result.config.method,
         "selected_round": result.selected,
         "selected_by": f"mean validation {result.metric}",

@@ -3,6 +3,8 @@
 config.toml       the configuration, as resolved        rounds.jsonl    one line a round, every client's metrics
 environment.json  versions and machine                  clients.csv     one line a client, at the selected round
 engine.json       the engine chosen, and why            summary.json    the selected round and the averages
+data.json         each client's examples by class       report.html     the run in pictures; it needs nothing else
+features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
 predictions.safetensors     what every client's model says of its test examples, at the selected round
 benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
@@ -201,6 +203,7 @@ def _with_nan(key: str, value: Any) -> Any:
 def environment() -> dict[str, Any]:
     packages = ("coterie", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pydantic")
     return {
+        "format": FORMAT,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "machine": platform.machine(),

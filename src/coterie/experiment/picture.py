@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coterie import rng, tree
 from coterie.data import Federation
+from coterie.data.federation import SplitName
 from coterie.experiment import files
 from coterie.experiment.folder import FORMAT
 from coterie.experiment.result import Result
@@ -35,11 +36,11 @@ def write_facts(result: Result, federation: Federation, out: Path) -> None:
 def facts(federation: Federation) -> dict[str, Any]:
     told: dict[str, Any] = {"format": FORMAT, "name": federation.name, "kind": federation.kind}
     told["clients"] = list(federation.names)
-    parts = ("train", "validation", "test")
+    parts: tuple[SplitName, ...] = ("train", "validation", "test")
     told["sizes"] = {part: [len(split[part]) for split in federation.clients.values()] for part in parts}
     if federation.num_classes is not None and federation.y.ndim == 1:
         number = federation.num_classes
-        names = getattr(federation, "class_names", None) or range(number)
+        names = federation.classes or range(number)
         told["classes"] = [str(name) for name in names]
         y = federation.y.numpy()
         told["counts"] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,10 +13,10 @@ from coterie import tree
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.engine import Choice, Engine, choose, chunk_size
-from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
-from coterie.experiment import files
+from coterie.experiment import files, picture, tracking
 from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.finish import finish, summary
@@ -71,21 +72,43 @@ def run_setup(
     *,
     progress: Progress | None = None,
     resuming: bool = False,
+    report: bool = True,
 ) -> Result:
-    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference."""
+    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference.
+
+    With `report`, and unless the configuration says no, report.html is written last.
+    """
     from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
 
     tell = progress or Silent()
+    tracking.check(setup.config.track, out)
     result = execute(setup, out, tell, resume=resuming)
     if setup.config.reference and setup.config.method != "local":
         alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
         result.reference = execute(alone, beside, tell, resume=begun)
+    if out:
+        picture.write_facts(result, setup.federation, out)
     finish(result, setup, out)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
+    if out and report and setup.config.report:
+        write_report(out, [out], tell)
     return result
+
+
+def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
+    """report.html in `out`. A picture that fails costs no result: it is told of, and can be drawn again."""
+    from coterie.report import write  # it reads folders only, so what follows a run can be repeated at any time
+
+    begin = time.perf_counter()
+    try:
+        path = write(runs, out / "report.html")
+    except Exception as error:
+        warnings.warn(f"the report was not written: {error}", CoterieWarning, stacklevel=2)
+    else:
+        tell.say(f"report: {path} ({time.perf_counter() - begin:.1f} s)")
 
 
 def resume(
@@ -127,6 +150,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
+    tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
     saved = done
@@ -148,6 +172,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
                 if best == number or number % config.checkpoint_every == 0 or number == config.rounds:
                     folder.save(number, sim.state, best)
                     saved = number
+            tracked.round(record)
             tell.round(record, setup.metric)
     except (KeyboardInterrupt, CoterieError):
         # All complete rounds are kept, whatever checkpoint_every says.
@@ -156,6 +181,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         raise
     finally:
         tell.stop()
+        tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
     last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)

@@ -6,9 +6,11 @@ files are in the run folder; MLflow writes to MLFLOW_TRACKING_URI or, without it
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,7 +113,7 @@ def _tensorboard(out: Path, done: int) -> TensorBoard:
     from torch.utils.tensorboard import SummaryWriter
 
     # Rounds that were not checkpointed are run again: their old points go.
-    return TensorBoard(SummaryWriter(str(out / "tensorboard"), purge_step=done + 1 if done else None))  # type: ignore[no-untyped-call]
+    return TensorBoard(SummaryWriter(str(out / "tensorboard"), purge_step=done + 1 if done else None))
 
 
 class MLflow:
@@ -132,17 +134,14 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment("coterie")
         label = f"{place.name}/reference" if place != out else out.name
         self._id = str(self._client.create_run(experiment, run_name=label).info.run_id)
-        for key, value in settings.items():
-            for name, each in (
-                {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-            ).items():
-                self._client.log_param(self._id, name, str(each)[:500])
+        for key, value in _flat(settings):
+            self._client.log_param(self._id, key, str(value)[:500])
         files.write_json(kept, {"run_id": self._id, "uri": uri})
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now = _milliseconds()
+        now = int(time.time() * 1000)
         metrics = [Metric(_allowed(name), value, now, step) for name, value in scalars.items()]
         for start in range(0, len(metrics), BATCH):
             self._client.log_batch(self._id, metrics=metrics[start : start + BATCH])
@@ -156,7 +155,20 @@ def _allowed(name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-. :/") else "_" for c in name)
 
 
-def _milliseconds() -> int:
-    import time
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[list[Exception]]:
+    """A tracker's failure becomes a warning, and stands in the list: no run is lost because a server is."""
+    trouble: list[Exception] = []
+    try:
+        yield trouble
+    except Exception as error:
+        trouble.append(error)
+        warnings.warn(f"{name} failed and is left out from here on: {error}", CoterieWarning, stacklevel=3)
 
-    return int(time.time() * 1000)
+
+def _flat(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        else:
+            yield key, value

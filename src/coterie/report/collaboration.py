@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from coterie.report.block import Picture, State
+from coterie.report.block import Picture, State, Trace
 from coterie.report.read import Array, Run, numbers
 from coterie.report.style import EDGE, HIGH, INK, LOW, MIDDLE, OURS, figure, name_axis, plain, series
 
-MOST = 150  # clients that are shown
-CELLS = 350_000  # of all matrices of a page; of more rounds, some are left out
+MOST = 120  # clients that are shown
+CELLS = 250_000  # of all matrices of a page; of more rounds, some are left out
 EDGES = 400  # the heaviest, of a graph
 BINS = ((0.1, 0.8), (0.25, 1.6), (0.45, 2.8), (0.65, 4.2), (0.85, 6.0))  # share of the largest weight -> line width
 LINES = 6  # of the others' weights over time
@@ -42,7 +41,7 @@ def weights(run: Run, share: float = 1.0) -> Weights | None:
         return None
     last = next((matrix for at, matrix in known if at == run.selected), known[-1][1])
     ordered = order(_matrix(last))
-    shown = ordered[np.linspace(0, n - 1, min(n, MOST)).round().astype(int)]
+    shown: NDArray[np.intp] = ordered[np.linspace(0, n - 1, min(n, MOST)).round().astype(int)]
     frames = int(np.clip(share * CELLS // len(shown) ** 2, 2, 80))
     keep = sorted({int(k) for k in np.linspace(0, len(known) - 1, min(frames, len(known))).round()})
     matrices = np.array([_matrix(known[k][1])[np.ix_(shown, shown)] for k in keep])
@@ -56,10 +55,9 @@ def order(matrix: Array) -> NDArray[np.intp]:
     apart = alike.max() - alike
     np.fill_diagonal(apart, 0)
     if len(matrix) < 3 or not apart.any():
-        return np.arange(len(matrix))
+        return np.argsort(np.zeros(len(matrix)), kind="stable")
     tree = linkage(squareform(apart, checks=False), "average", optimal_ordering=len(matrix) <= 200)
-    leaves: NDArray[np.intp] = leaves_list(tree)
-    return leaves
+    return np.asarray(leaves_list(tree), dtype=np.intp)
 
 
 def pictures(run: Run, share: float = 1.0, group: str = "rounds") -> list[Picture]:
@@ -71,7 +69,11 @@ def pictures(run: Run, share: float = 1.0, group: str = "rounds") -> list[Pictur
     top = float(np.nanmax(others)) or 1.0
     start = max((k for k, at in enumerate(found.rounds) if at <= run.selected), default=0)
     few = f" Of {found.total} clients, {len(found.names)} are shown." if found.total > len(found.names) else ""
-    return [_matrix_picture(found, top, start, group, few), _graph_picture(found, start, group), _one_client(found)]
+    return [
+        _matrix_picture(found, top, start, group, few),
+        _graph_picture(found, start, group),
+        _one_client(found, run.names),
+    ]
 
 
 def counts_over_time(run: Run) -> Picture | None:
@@ -102,28 +104,25 @@ def counts_over_time(run: Run) -> Picture | None:
 
 
 def _matrix_picture(found: Weights, top: float, start: int, group: str, few: str) -> Picture:
-    def trace(k: int) -> go.Heatmap:
-        return go.Heatmap(
-            z=found.matrices[k].astype(np.float32),
-            zmin=0,
-            zmax=top,
-            colorscale=[[0, LOW], [0.5, MIDDLE], [1, HIGH]],
-            xgap=1 if len(found.names) <= 40 else 0,
-            ygap=1 if len(found.names) <= 40 else 0,
-            customdata=labels,
-            hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
-            colorbar={"thickness": 10, "len": 0.8, "outlinewidth": 0, "tickfont": {"size": 11}},
-        )
-
     names = [plain(name) for name in found.names]
     labels = [[f"{one} from {other}" if one != other else f"{one}, itself" for other in names] for one in names]
     made = figure(height=430)
-    made.add_trace(trace(start))
+    made.add_heatmap(
+        z=found.matrices[start].astype(np.float32),
+        zmin=0,
+        zmax=top,
+        colorscale=[[0, LOW], [0.5, MIDDLE], [1, HIGH]],
+        xgap=1 if len(found.names) <= 40 else 0,
+        ygap=1 if len(found.names) <= 40 else 0,
+        customdata=labels,
+        hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
+        colorbar={"thickness": 10, "len": 0.8, "outlinewidth": 0, "tickfont": {"size": 11}},
+    )
     name_axis(made.layout.xaxis, found.names, 25)
     name_axis(made.layout.yaxis, found.names, 25)
     made.update_xaxes(title_text="learns from", showgrid=False, constrain="domain", tickangle=-45)
     made.update_yaxes(autorange="reversed", showgrid=False, scaleanchor="x", constrain="domain")
-    states = [State(f"{at}", [{"z": trace(k).z}]) for k, at in enumerate(found.rounds)]
+    states = [State(f"{at}", [{"z": found.matrices[k].astype(np.float32)}]) for k, at in enumerate(found.rounds)]
     says = (
         "A row shows whom a client learns from; clients that learn from each other stand side by side, so groups are "
         f"blocks, and the scale ends at the largest weight of another client.{few}"
@@ -153,7 +152,7 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
     for i in range(n) if few else ():
         made.add_annotation(
             x=1.13 * x[i],
-            y=1.1 * y[i],
+            y=(1.18 if abs(x[i]) < 0.3 else 1.1) * y[i],
             text=plain(found.names[i], 14),
             showarrow=False,
             font={"size": 11, "color": INK},
@@ -161,7 +160,7 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
         )
     room = 1.65 if few else 1.15
     made.update_xaxes(visible=False, range=[-room, room])
-    made.update_yaxes(visible=False, range=[-1.25, 1.25], scaleanchor="x")
+    made.update_yaxes(visible=False, range=[-1.3, 1.3], scaleanchor="x")
     states = [State(f"{at}", [*({"x": ex, "y": ey} for ex, ey in edges[k]), {}]) for k, at in enumerate(found.rounds)]
     says = "The same as a graph, in the same order around the circle: the thicker a line, the more two clients share."
     about = {"control": "slider", "about": "Round", "group": group, "start": start, "half": True}
@@ -184,34 +183,40 @@ def _edges(matrix: Array, x: Array, y: Array) -> list[tuple[list[float | None], 
     return found
 
 
-def _one_client(found: Weights) -> Picture:
+def _one_client(found: Weights, names: list[str]) -> Picture:
     """FedeRiCo's Figures 5 and 7."""
-    states = [State(plain(name), _lines(found, i)) for i, name in enumerate(found.names)]
+    known = [found.names.index(name) for name in names if name in found.names]
+    states = [State(plain(found.names[i]), _lines(found, i)) for i in known]
     made = figure(height=360, showlegend=True)
     made.add_traces(states[0].traces)
     made.update_xaxes(title_text="round", showgrid=False)
     made.update_yaxes(title_text="weight", rangemode="tozero")
-    says = f"Whom one client learns from, over time: itself, and the {LINES} others that ever weigh most."
+    says = f"Whom one client learns from, over time: itself, and the {LINES} others that ever weigh most"
+    says += "; a click on a name in the legend shows or hides it."
     return Picture("client-weights", "One client's sources", says, made, states, about="Client")
 
 
-def _lines(found: Weights, i: int) -> list[go.Scatter]:
+def _lines(found: Weights, i: int) -> list[Trace]:
     row = found.matrices[:, i]  # [T, shown]
     heaviest = [j for j in np.argsort(-row.max(0), kind="stable") if j != i][:LINES]
     mode = "lines" if len(found.rounds) > 2 else "lines+markers"
+    dwarfs = bool(row[:, i].max() > 4 * row[:, heaviest].max(initial=0) > 0)
     # As many traces for every client, so that one state can take the place of another.
     return [
-        go.Scatter(
-            x=found.rounds,
-            y=row[:, j].astype(np.float32),
-            mode=mode,
-            name="itself" if j == i else plain(found.names[j]),
-            line={"color": INK if j == i else series(k - 1), "width": 2.5 if j == i else 1.8},
-            hovertemplate=f"{plain(found.names[j])}, round %{{x}}: %{{y:.3f}}<extra></extra>",
-        )
+        {
+            "type": "scatter",
+            "x": found.rounds,
+            "y": row[:, j].astype(np.float32),
+            "mode": mode,
+            "visible": "legendonly" if j == i and dwarfs else True,
+            "name": "itself" if j == i else plain(found.names[j]),
+            "line": {"color": INK if j == i else series(k - 1), "width": 2.5 if j == i else 1.8},
+            "hovertemplate": f"{plain(found.names[j])}, round %{{x}}: %{{y:.3f}}<extra></extra>",
+        }
         for k, j in enumerate([i, *heaviest])
     ]
 
 
 def _matrix(values: object) -> Array:
-    return np.nan_to_num(np.array(values, dtype=float))
+    found: Array = np.nan_to_num(np.array(values, dtype=float))
+    return found

@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie.report.block import Picture
 from coterie.report.read import Run, numbers
-from coterie.report.style import ALONE, OURS, UNSURE, figure, plain, series
+from coterie.report.style import ALONE, OURS, UNSURE, figure, plain
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -53,7 +53,8 @@ def pictures(run: Run) -> list[Picture]:
     time.add_bar(x=at, y=values, marker={"color": UNSURE}, hovertemplate="round %{x}: %{y:.3g} s<extra></extra>")
     time.update_xaxes(title_text="round", showgrid=False)
     time.update_yaxes(title_text="seconds a round", rangemode="tozero")
-    both = f"All clients together: {size(float(up.sum()))} said and {size(float(down.sum()))} received in {len(at)} rounds."
+    totals = f"{size(float(up.sum()))} said and {size(float(down.sum()))} received"
+    both = f"All clients together: {totals} in {len(at)} rounds."
     total = f"Training and evaluation took {duration(seconds(run))} in all, on the machine that simulated the clients."
     return [
         Picture("bytes", "Bytes sent", both, traffic, half=True),
@@ -61,8 +62,8 @@ def pictures(run: Run) -> list[Picture]:
     ]
 
 
-def compared(runs: Mapping[str, list[Run]]) -> Picture:
-    """Bytes of a whole run against its mean result would need a metric: here only the bytes, a bar a method."""
+def compared(runs: Mapping[str, list[Run]], colours: Mapping[str, str]) -> Picture:
+    """A bar a method."""
     made = figure(height=int(np.clip(34 * len(runs) + 80, 160, 700)), bargap=0.35, showlegend=False)
     totals = [float(np.mean([sent(run) for run in group])) for group in runs.values()]
     unit, name = next(((u, n) for u, n in UNITS if max(totals, default=0) >= u), (1.0, "bytes"))
@@ -70,7 +71,7 @@ def compared(runs: Mapping[str, list[Run]]) -> Picture:
         orientation="h",
         x=[total / unit for total in totals],
         y=list(range(len(runs))),
-        marker={"color": [series(k) for k in range(len(runs))]},
+        marker={"color": [colours[label] for label in runs]},
         text=[f"{plain(label)}: {size(total)}" for label, total in zip(runs, totals, strict=True)],
         textposition="none",
         hovertemplate="%{text}<extra></extra>",

@@ -24,7 +24,7 @@ def bubbles(counts: NDArray[Any], clients: Sequence[str], classes: Sequence[str]
     made = figure(height=int(np.clip(24 * len(classes) + 110, 180, 640)), showlegend=False)
     texts = [
         f"{plain(clients[a])}<br>class {plain(classes[b])}: {v:,.0f} examples"
-        for a, b, v in zip(i, k, values, strict=True)
+        for a, b, v in zip(i.tolist(), k.tolist(), values, strict=True)
     ]
     marker = {"color": OURS, "opacity": 0.75, "line": {"width": 0}, "sizemode": "area"}
     marker |= {"size": values, "sizeref": 2 * max(float(values.max(initial=1)), 1) / largest**2, "sizemin": 1.5}

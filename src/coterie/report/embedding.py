@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +42,8 @@ def embedding(run: Run) -> Embedding | None:
         if isinstance(kept, dict) and kept.get("of") == checksum and len(kept.get("at", [])) == len(features):
             return Embedding(np.array(kept["at"], dtype=np.float32), label, client)
     at = tsne(features)
-    try:
+    with contextlib.suppress(CheckpointError):  # a run folder that cannot be written to can still be looked at
         files.write_json(cache, {"format": 1, "of": checksum, "at": [[round(float(v), 2) for v in p] for p in at]})
-    except CheckpointError:
-        pass  # a run folder that cannot be written to can still be looked at
     return Embedding(at, label, client)
 
 

@@ -33,7 +33,8 @@ def export(page: Page, folder: Path) -> list[Path]:
             targets.append(folder / f"{picture.name}.{form}")
             scales.append(zoom)
     try:
-        plotly.io.write_images(figures, targets, scale=scales)
+        widths, heights = ([int(each.layout[side]) for each in figures] for side in ("width", "height"))
+        plotly.io.write_images(figures, targets, scale=scales, width=widths, height=heights)
     except Exception as error:  # of many kinds, from the browser up
         raise CoterieError(f"the browser could not draw the figures: {error}") from error
     return targets

@@ -6,17 +6,19 @@ import base64
 import gzip
 import html
 import json
+import math
 from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import plotly
-import plotly.graph_objects as go
-from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from coterie.report.block import Note, Page, Picture, Section, State, Table
+from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.style import DARK
+
+_NUMBER = ' class="number"'
 
 
 def render(page: Page) -> str:
@@ -99,12 +101,13 @@ def _control(picture: Picture) -> str:
 
 
 def _table(table: Table) -> str:
+    right = [any(isinstance(row[k], tuple) for row in table.rows) for k in range(len(table.columns))]
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{html.escape(name)}</button></th>'
-        for name in table.columns
+        f'<th scope="col" aria-sort="none"{_NUMBER * is_number}><button type="button">{html.escape(name)}</button></th>'
+        for name, is_number in zip(table.columns, right, strict=True)
     )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
-    foot = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.foot)
+    foot = "".join(f"<tr>{''.join(map(_foot, row, right))}</tr>" for row in table.foot)
     says = f"<figcaption>{html.escape(table.says)}</figcaption>" if table.says else ""
     return (
         f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{html.escape(table.heading)}</h3>{says}'
@@ -122,22 +125,28 @@ def _cell(cell: Any) -> str:
     return f'<td class="number" data-key="{float(key) if known else ""}">{html.escape(str(text))}</td>'
 
 
+def _foot(text: str, is_number: bool) -> str:
+    return f"<td{_NUMBER * is_number}>{html.escape(text)}</td>"
+
+
 def _figure(picture: Picture) -> dict[str, Any]:
-    states = [{"label": s.label, "axis": s.axis, "traces": _traces(s)} for s in picture.states]
-    made = _plain(picture.figure)
+    states = [{"label": s.label, "axis": s.axis, "traces": _plain(s.traces)} for s in picture.states]
+    made = _plain(picture.figure.to_plotly_json())
     return {"data": made["data"], "layout": made["layout"], "states": states, "at": picture.start}
 
 
-def _traces(state: State) -> list[Any]:
-    return [_plain(trace) for trace in state.traces]
-
-
 def _plain(value: Any) -> Any:
-    """As JSON has it: arrays in base64, what is not finite as null."""
-    if isinstance(value, go.Figure):
-        return json.loads(value.to_json(validate=False))
-    as_dict = value.to_plotly_json() if hasattr(value, "to_plotly_json") else value
-    return json.loads(to_json_plotly(as_dict))
+    """As JSON has it: numbers in base64, which plotly.js reads, and null for what is not finite."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        packed = base64.b64encode(np.ascontiguousarray(value, dtype="<f4").tobytes()).decode()
+        return {"dtype": "f4", "bdata": packed, "shape": ", ".join(map(str, value.shape))}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
-from coterie.report.block import Picture, State
+from coterie.report.block import Picture, State, Trace
 from coterie.report.read import Array, Run, mean
 from coterie.report.style import (
     ALONE,
@@ -22,13 +22,12 @@ from coterie.report.style import (
     number,
     plain,
     scale,
-    series,
     title,
     words,
 )
 
 POINTS = 12_000  # of all clients' curves of one metric; of more rounds, some are left out
-VERDICTS = {"gains": (OURS, "gains"), "cannot tell": (UNSURE, "cannot tell"), "loses": (WORSE, "loses")}
+VERDICTS = {"gains": OURS, "cannot tell": UNSURE, "even": UNSURE, "loses": WORSE}
 
 
 def gains(run: Run) -> Picture | None:
@@ -39,11 +38,15 @@ def gains(run: Run) -> Picture | None:
     order = np.argsort(np.nan_to_num(found, nan=-np.inf), kind="stable")[::-1]
     place = {int(client): row for row, client in enumerate(order)}
     rows = run.benefit["clients"] if run.benefit else None
-    kinds = [row["verdict"] for row in rows] if rows else ["gains" if gain > 0 else "loses" for gain in found]
+    kinds = (
+        [row["verdict"] for row in rows]
+        if rows
+        else ["gains" if gain > 0 else "loses" if gain < 0 else "even" for gain in found]
+    )
     factor, alone, ours = scale(run.metric), run.alone(), run.scores()
     assert alone is not None
     made = figure(height=int(np.clip(22 * len(found) + 90, 180, 1400)), bargap=0.35, showlegend=True)
-    for kind, (colour, label) in VERDICTS.items():
+    for kind, colour in VERDICTS.items():
         mine = [i for i in range(len(found)) if kinds[i] == kind]
         if not mine:
             continue
@@ -51,7 +54,7 @@ def gains(run: Run) -> Picture | None:
             orientation="h",
             y=[place[i] for i in mine],
             x=factor * found[mine],
-            name=f"{label} ({len(mine)})",
+            name=f"{kind} ({len(mine)})",
             marker={"color": colour, "line": {"width": 0}},
             text=[_gain_words(run, i, found, alone, ours) for i in mine],
             textposition="none",
@@ -71,8 +74,8 @@ def gains(run: Run) -> Picture | None:
         made.add_trace(bars)
     name_axis(made.layout.yaxis, [run.names[i] for i in order], 60)
     made.update_yaxes(range=[len(found) - 0.4, -0.6], showgrid=False)
-    points = " (points)" if factor == 100 else ""
-    made.update_xaxes(title_text=f"gain in {words(run.metric)} over training alone{points}", zeroline=True)
+    what = f"points of {words(run.metric)}" if factor == 100 else words(run.metric)
+    made.update_xaxes(title_text=f"gain ({what})", zeroline=True)
     made.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
     level = f"{round(100 * run.benefit.get('level', 0.95))} %" if run.benefit else ""
     says = "Each bar is one client's test result minus what it reaches alone with as many gradient steps" + (
@@ -100,12 +103,12 @@ def curves(run: Run) -> Picture | None:
     return Picture("curves", "Round by round", says, made, states if len(states) > 1 else [], about="Metric")
 
 
-def spread(scores: Mapping[str, Array], metric: str) -> Picture:
+def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str]) -> Picture:
     """FedAMP's Figure 2: how the clients' results are distributed, one line a method."""
     made = figure(height=int(np.clip(64 * len(scores) + 90, 200, 900)), showlegend=False)
     labels = list(scores)
     for k, (label, values) in enumerate(scores.items()):
-        colour = ALONE if label == "local" else OURS if len(scores) <= 2 else series(k)
+        colour = colours[label]
         known = values[~np.isnan(values)]
         made.add_box(
             x=scale(metric) * known,
@@ -135,24 +138,25 @@ def thinned(count: int, width: int) -> list[int]:
     )
 
 
-def _curve_traces(run: Run, metric: str) -> list[go.Scatter]:
+def _curve_traces(run: Run, metric: str) -> list[Trace]:
     at, values = run.curve(metric)
     keep = thinned(len(at), len(run.names))
     at, values, factor = at[keep], values[keep], scale(metric)
     shape = "%{y:.1f}" if factor == 100 else "%{y:.4g}"
     mode = "lines" if len(at) > 1 else "markers"
-    traces = [
-        go.Scatter(
-            x=at,
-            y=(factor * values[:, i]).astype(np.float32),
-            mode=mode,
-            line={"color": FAINT, "width": 1},
-            marker={"color": FAINT},
-            name="a client" if len(run.names) > 1 else plain(name),
-            legendgroup="clients",
-            showlegend=i == 0,
-            hovertemplate=f"{plain(name)}, round %{{x}}: {shape}<extra></extra>",
-        )
+    traces: list[Trace] = [
+        {
+            "type": "scatter",
+            "x": at,
+            "y": (factor * values[:, i]).astype(np.float32),
+            "mode": mode,
+            "line": {"color": FAINT, "width": 1},
+            "marker": {"color": FAINT},
+            "name": "a client" if len(run.names) > 1 else plain(name),
+            "legendgroup": "clients",
+            "showlegend": i == 0,
+            "hovertemplate": f"{plain(name)}, round %{{x}}: {shape}<extra></extra>",
+        }
         for i, name in enumerate(run.names)
     ]
     if run.reference is not None and metric in run.reference.metrics:
@@ -162,17 +166,18 @@ def _curve_traces(run: Run, metric: str) -> list[go.Scatter]:
     return traces
 
 
-def _mean_trace(at: Array, values: Array, metric: str, name: str, colour: str, dash: str) -> go.Scatter:
+def _mean_trace(at: Array, values: Array, metric: str, name: str, colour: str, dash: str) -> Trace:
     shape = "%{y:.1f}" if scale(metric) == 100 else "%{y:.4g}"
-    return go.Scatter(
-        x=at,
-        y=np.array([scale(metric) * mean(row) for row in values], dtype=np.float32),
-        mode="lines" if len(at) > 1 else "markers",
-        line={"color": colour, "width": 2.5, "dash": dash},
-        marker={"color": colour},
-        name=name,
-        hovertemplate=f"{name}, round %{{x}}: {shape}<extra></extra>",
-    )
+    return {
+        "type": "scatter",
+        "x": at,
+        "y": np.array([scale(metric) * mean(row) for row in values], dtype=np.float32),
+        "mode": "lines" if len(at) > 1 else "markers",
+        "line": {"color": colour, "width": 2.5, "dash": dash},
+        "marker": {"color": colour},
+        "name": name,
+        "hovertemplate": f"{name}, round %{{x}}: {shape}<extra></extra>",
+    }
 
 
 def _end(row: Mapping[str, float | None], end: str) -> float:

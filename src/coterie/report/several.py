@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,10 @@ from coterie.report.verdict import title_of
 
 
 def page(runs: list[Run]) -> Page:
-    runs = with_local(runs)
     check(runs)
+    runs = with_local(runs)
     groups, metric = grouped(runs), runs[0].metric
+    colours = {label: ALONE if label == "local" else series(k) for k, label in enumerate(groups)}
     per_client = {label: _over_seeds(group, metric) for label, group in groups.items()}
     seeds = sorted({run.seed for run in runs})
     together: list[Any] = []
@@ -42,14 +44,17 @@ def page(runs: list[Run]) -> Page:
     for k, (label, run) in enumerate(with_matrix):
         found = collaboration.pictures(run, 1 / len(with_matrix), f"rounds-{k}")
         together += [_renamed(picture, label, run.seed) for picture in found[:2]]
-    sections = [
-        ("Methods", [method_table(groups, metric), gains(groups, metric)]),
-        ("Clients", [scores.spread(per_client, metric), by_client(per_client, metric, runs[0].names)]),
-        ("Learning", [mean_curves(groups, metric)]),
+    sections: list[tuple[str, list[Any]]] = [
+        ("Methods", [method_table(groups, metric), gains(groups, metric, colours)]),
+        (
+            "Clients",
+            [scores.spread(per_client, metric, colours), by_client(per_client, metric, runs[0].names, colours)],
+        ),
+        ("Learning", [mean_curves(groups, metric, colours)]),
         ("Collaboration", together),
-        ("Data", data_of(runs[0])),
-        ("Cost", [cost.compared(groups)]),
-        ("Configuration", settings(groups)),
+        ("Data", [*data_of(runs[0])]),
+        ("Cost", [cost.compared(groups, colours)]),
+        ("Configuration", [*settings(groups)]),
     ]
     kept = [Section(name, [block for block in blocks if block is not None]) for name, blocks in sections]
     which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
@@ -90,7 +95,7 @@ def method_table(groups: Groups, metric: str) -> Table:
     return Table("methods", "Methods", columns, rows, says)
 
 
-def gains(groups: Groups, metric: str) -> Picture | Note:
+def gains(groups: Groups, metric: str, colours: Mapping[str, str]) -> Picture | Note:
     """Each client's gain, a column of dots a method."""
     found = {label: _gains(group, metric) for label, group in groups.items()}
     known = {label: np.nanmean(values, 0) for label, values in found.items() if values is not None}
@@ -99,27 +104,26 @@ def gains(groups: Groups, metric: str) -> Picture | Note:
             "None of these runs was trained alone for comparison, so there are no gains to show: "
             "add a run of method local on the same data, or run them with --reference."
         )
-    picture = scores.spread(known, metric)
+    picture = scores.spread(known, metric, colours)
     made = picture.figure
     made.add_vline(x=0, line={"color": ALONE, "width": 1.5, "dash": "dash"})
-    made.update_xaxes(title_text=f"gain in {words(metric)} over training alone" + _points(metric))
+    made.update_xaxes(title_text=f"gain ({'points of ' * is_percent(metric)}{words(metric)})")
     says = "Every dot is a client's gain, on average over seeds; left of the dashed line it is better off alone."
     return Picture("gain", "Gain over training alone", says, made)
 
 
-def by_client(per_client: dict[str, Array], metric: str, names: list[str]) -> Picture:
+def by_client(per_client: dict[str, Array], metric: str, names: list[str], colours: Mapping[str, str]) -> Picture:
     """One row a client, one dot a method."""
     first = next(iter(per_client.values()))
     order = np.argsort(-np.nan_to_num(first), kind="stable")
     made = figure(height=int(np.clip(22 * len(names) + 100, 200, 1400)), showlegend=True)
     for k, (label, values) in enumerate(per_client.items()):
-        colour = ALONE if label == "local" else series(k)
         made.add_scatter(
             x=scale(metric) * values[order],
             y=np.arange(len(names)),
             mode="markers",
             name=plain(label),
-            marker={"color": colour, "size": 9, "symbol": ("circle", "diamond", "square", "cross", "x")[k % 5]},
+            marker={"color": colours[label], "size": 9, "symbol": ("circle", "diamond", "square", "cross", "x")[k % 5]},
             text=[plain(names[i]) for i in order],
             hovertemplate=f"%{{text}}, {plain(label)}: %{{x:.4g}}<extra></extra>",
         )
@@ -130,10 +134,9 @@ def by_client(per_client: dict[str, Array], metric: str, names: list[str]) -> Pi
     return Picture("by-client", "Client by client", says, made)
 
 
-def mean_curves(groups: Groups, metric: str) -> Picture:
+def mean_curves(groups: Groups, metric: str, colours: Mapping[str, str]) -> Picture:
     made = figure(height=380, showlegend=True)
-    for k, (label, group) in enumerate(groups.items()):
-        colour = ALONE if label == "local" else series(k)
+    for label, group in groups.items():
         found = [run.curve(metric) for run in group]
         shortest = min(len(at) for at, _ in found)
         values = np.array([[mean(row) for row in curve[:shortest]] for _, curve in found])
@@ -141,7 +144,7 @@ def mean_curves(groups: Groups, metric: str) -> Picture:
             x=found[0][0][:shortest],
             y=scale(metric) * values.mean(0),
             mode="lines" if shortest > 1 else "markers",
-            line={"color": colour, "width": 2.2, "dash": "dash" if label == "local" else "solid"},
+            line={"color": colours[label], "width": 2.2, "dash": "dash" if label == "local" else "solid"},
             name=plain(label),
             hovertemplate=f"{plain(label)}, round %{{x}}: %{{y:.4g}}<extra></extra>",
         )
@@ -166,7 +169,13 @@ def tiles(groups: Groups, metric: str) -> list[tuple[str, str, str]]:
     best = _best(groups, metric)
     percent = " %" if is_percent(metric) else ""
     means = np.array([mean(run.scores(metric)) for run in groups[best]])
-    made = [("best on average", title_of(best), f"{_spread(metric, means)}{percent}")]
+    made = [
+        (
+            "best on average",
+            title_of(best).removeprefix("training ").capitalize() if best == "local" else title_of(best),
+            f"{_spread(metric, means)}{percent}",
+        )
+    ]
     found = _gains(groups[best], metric)
     if found is not None:
         better = int((np.nanmean(found, 0) > 0).sum())
@@ -187,7 +196,7 @@ def verdict(groups: Groups, metric: str) -> str:
     ahead = f"{number(metric, lead)}{unit(metric)} ahead of {title_of(second)} in mean test {words(metric)}"
     if not lead > 0:
         ahead = f"level with {title_of(second)} in mean test {words(metric)}"
-    return f"{name} is best on average, {ahead}. {_beside(groups, best, metric)}"
+    return f"{name[0].upper()}{name[1:]} is best on average, {ahead}. {_beside(groups, best, metric)}"
 
 
 def _beside(groups: Groups, best: str, metric: str) -> str:
@@ -227,7 +236,3 @@ def _best(groups: Groups, metric: str) -> str:
 def _spread(metric: str, values: Array, plus: str = "") -> str:
     told = number(metric, float(values.mean()), plus)
     return f"{told} ± {number(metric, float(values.std(ddof=1)))}" if len(values) > 1 else told
-
-
-def _points(metric: str) -> str:
-    return " (points)" if is_percent(metric) else ""

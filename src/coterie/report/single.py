@@ -10,7 +10,7 @@ from coterie.report import collaboration, cost, embedding, scores
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.distribution import bubbles, sizes
 from coterie.report.read import Run, mean
-from coterie.report.style import is_percent, number, title, unit, words
+from coterie.report.style import ALONE, OURS, is_percent, number, title, unit, words
 from coterie.report.verdict import title_of, verdict
 
 NO_REFERENCE = (
@@ -30,7 +30,7 @@ def page(run: Run) -> Page:
         benefit.insert(0, Note(NO_REFERENCE))
     spread = {"local": run.alone(), run.method: run.scores()}
     known = {label: values for label, values in spread.items() if values is not None}
-    progress: list[Any] = [scores.curves(run), scores.spread(known, run.metric)]
+    progress: list[Any] = [scores.curves(run), scores.spread(known, run.metric, {run.method: OURS, "local": ALONE})]
     features: list[Any] = [*embedding.pictures(run)] or [Note(NO_FEATURES)]
     together: list[Any] = [*collaboration.pictures(run)] or [Note(NO_MATRIX)]
     sections = [
@@ -128,8 +128,8 @@ def fairness(run: Run) -> Table | None:
     rows = []
     for key, words_ in names.items():
         pair = [told.get(side, {}).get(key) for side in ("federated", "local")]
-        form = (lambda v: f"{v:.3f}") if key == "cv" else (lambda v: number(metric, v))
-        rows.append([words_, *("–" if value is None else (form(value), value) for value in pair)])
+        shown = ["–" if v is None else f"{v:.3f}" if key == "cv" else number(metric, v) for v in pair]
+        rows.append([words_, *zip(shown, pair, strict=True)])
     share = told.get("share_worse_than_alone")
     foot = [] if share is None else [["clients worse than alone", f"{100 * share:.0f} %", "–"]]
     says = f"How evenly the result is shared, in test {title(metric)}."
@@ -166,7 +166,7 @@ def configuration(run: Run) -> list[Picture | Table | Note]:
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     """Settings with those of tables as 'hyper.sigma2'."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):
             found |= {f"{key}.{name}": each for name, each in value.items()}

@@ -46,7 +46,8 @@ def figure(height: int = 340, **layout: Any) -> go.Figure:
         paper_bgcolor=CLEAR,
         plot_bgcolor=CLEAR,
         hoverlabel={"font": {"family": FONT, "size": 12}},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": INK, "size": 12}},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": INK, "size": 12}}
+        | {"itemsizing": "constant"},
         dragmode=False,
         hovermode="closest",
         xaxis=axis,

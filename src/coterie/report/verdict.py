@@ -12,6 +12,8 @@ def title_of(method: str) -> str:
     """A method's name as its paper writes it."""
     from coterie.methods import METHODS
 
+    if method == "local":
+        return "training alone"
     return METHODS[method].__name__ if method in METHODS else method
 
 
@@ -60,7 +62,7 @@ def _average(run: Run) -> str:
         beside.append(f"{level} % interval {ends}")
     p = (over.get("wilcoxon") or {}).get("p")
     if p is not None and np.isfinite(p):
-        beside.append(f"Wilcoxon signed-rank p = {p:.2g}")
+        beside.append(f"Wilcoxon signed-rank p\u00a0=\u00a0{p:.2g}")
     return f"{told} ({'; '.join(beside)})." if beside else f"{told}."
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coterie.errors import CoterieError
 from coterie.experiment import files
-from coterie.report.block import Page
+
+if TYPE_CHECKING:  # plotly is imported when a page is made, not with the command line
+    from coterie.report.block import Page
 
 
 def make(paths: Sequence[str | Path]) -> Page:

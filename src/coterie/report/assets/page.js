@@ -24,6 +24,7 @@
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     remember(root.dataset.theme);
+    delete root.dataset.drawn;
     show();
     drawAll();
   });
@@ -40,11 +41,25 @@
       data = state.traces.map((trace, k) => ({ ...data[k], ...trace }));
       if (state.axis) layout.yaxis = { ...layout.yaxis, title: { ...layout.yaxis.title, text: state.axis } };
     }
-    if (place.clientWidth < 480) layout.margin = { ...layout.margin, r: 6 };
+    if (place.clientWidth < 480) {
+      layout.margin = { ...layout.margin, r: 6 };
+      if ((layout.yaxis || {}).scaleanchor) layout.height = Math.min(layout.height, place.clientWidth + 40);
+      place.style.height = `${layout.height}px`;
+    }
     const colours = (value) => isDark() ? recoloured(value) : structuredClone(value);
     return Plotly.react(place, colours(data), colours(layout), options);
   };
-  const drawAll = () => window.Plotly ? Promise.all(Object.keys(figures).map(draw)) : null;
+  // One after the other, from the top, with a breath between: the page answers while it draws.
+  let turn = 0;
+  const drawAll = async () => {
+    const mine = ++turn;
+    for (const name of window.Plotly ? Object.keys(figures) : []) {
+      if (mine !== turn) return;
+      await draw(name);
+      await new Promise((next) => setTimeout(next));
+    }
+    root.dataset.drawn = isDark() ? "dark" : "light";
+  };
 
   document.querySelectorAll("[data-control]").forEach((control) => {
     control.addEventListener("input", () => {
@@ -143,7 +158,6 @@
     script.textContent = await new Response(stream).text();
     document.head.append(script);
     await drawAll();
-    root.dataset.drawn = "yes";
   };
   start().catch((error) => {
     const note = document.getElementById("trouble");
