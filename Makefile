@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all test-browser lint format bench clean
 
 demo: $(STAMP)
 	$(BIN)/coterie run
@@ -14,6 +14,14 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+# The report in a real browser: Debian's Chromium, driven by playwright.
+test-browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,browser,figures]"
+	@command -v chromium >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	{ echo "There is no chromium here: install it (Debian: sudo apt install chromium), then run this again."; exit 1; }
+	$(BIN)/python -m pytest tests/report/test_browser.py -m slow -rs
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples
@@ -28,6 +36,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/class_moments.py
 	$(BIN)/python benchmarks/flower_round.py
+	$(BIN)/python benchmarks/data_path.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

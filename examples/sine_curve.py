@@ -12,15 +12,12 @@ import numpy as np
 import torch
 
 import coterie
+from coterie.data.embedded import SINE_CLIENTS as CLIENTS
+from coterie.data.embedded import SINE_NOISE as NOISE
+from coterie.data.embedded import SINE_POINTS as POINTS
+from coterie.data.embedded import sine_pieces as pieces
 
-CLIENTS, POINTS, TRAIN, NOISE = 10, 24, 7, 0.3  # of a client's points, 7 are for training
-
-
-def pieces() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Client i has points with x in the i-th of equal pieces of [-1, 1]; y = sin(pi x) and noise."""
-    draw = torch.Generator().manual_seed(0)
-    xs = [2 * (torch.rand(POINTS, 1, generator=draw) + i) / CLIENTS - 1 for i in range(CLIENTS)]
-    return [(x, torch.sin(torch.pi * x[:, 0]) + NOISE * torch.randn(POINTS, generator=draw)) for x in xs]
+TRAIN = 7  # of a client's 24 points
 
 
 def draw(path: str, results: dict[str, coterie.Result], weights: np.ndarray) -> None:

@@ -68,3 +68,18 @@ def test_counts_multiply_adds(benchmark: ModuleType, case: int, expected: int) -
 def test_all_engines(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main(["--quick", "--all-engines", "--case", "1"]) == 0
     assert "<- auto" in capsys.readouterr().out
+
+
+def test_the_data_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(__file__).parent.parent / "benchmarks" / "data_path.py"
+    spec = importlib.util.spec_from_file_location("data_path", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    told = {"import": 1.0, "seconds": 9.0, "cpu": 1.0, "before": 2e8, "after": 3e8, "peak": 3e8, "dtype": "torch.uint8"}
+    monkeypatch.setattr(module, "loading", lambda: told)
+    assert module.main(["--quick"]) == 0
+    assert "times as fast as DataLoaders" in capsys.readouterr().out
+    monkeypatch.setattr(module, "loading", lambda: {**told, "after": 5e8})
+    assert module.main(["--quick"]) == 1

@@ -15,10 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import coterie
+from coterie import Benefit
 from coterie.cli import app
 from coterie.cli.asked import _over
 from coterie.cli.progress import Bars, Lines
-from coterie.cli.tables import amount, print_comparison, shown, verdict
+from coterie.cli.tables import amount, print_comparison, shown, verdict, who
 from coterie.data import SOURCES, Source, from_clients
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml
@@ -27,7 +28,7 @@ from coterie.methods import METHODS, FedAvg
 from coterie.models import MODELS
 
 HOW = ("--engine", "loop", "--workers", "1", "--no-compile")
-TINY = ("--data", "digits", "--rounds", "1", "--local-steps", "1", *HOW)
+TINY = ("--data", "digits", "--rounds", "1", "--local-steps", "1", "--no-report", *HOW)
 
 
 def cli(*words):
@@ -111,13 +112,19 @@ def test_a_run_prints_every_client_the_averages_and_a_verdict(finished):
     found = coterie.resume(out)
     assert [row[0].strip() for row in rows] == [*found.names, "mean of 10"]
     for row, client in zip(rows, found.clients, strict=False):
-        local, ours, gain = (float(value) for value in row[2:])
+        local, ours, gain = (float(value) for value in row[2:5])
+        assert row[6].strip() == client["verdict"]
         assert int(row[1]) == client["train"]
         assert ours == pytest.approx(100 * client["test_balanced_accuracy"], abs=0.051)
         assert local == pytest.approx(100 * client["local_test_balanced_accuracy"], abs=0.051)
         assert gain == pytest.approx(100 * client["gain"], abs=0.051)
     assert "Round 1 of 1 was selected by mean validation balanced accuracy (training alone: round 1)." in result.output
     assert verdict(found) in result.output
+    assert who(found.benefit()) in result.output
+    assert "selected round 1: " in result.output
+    assert "last round 1: " in result.output
+    assert "coefficient of variation" in result.output
+    assert "Wilcoxon" in result.output or "nothing to test" in result.output
     assert f"Written to {out}" in result.output
     assert "fedmap round 1/1 loss " in result.output
     assert "BMTA" not in result.output
@@ -234,7 +241,10 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
         (["--data", "digit"], "there is no data set 'digit' (did you mean 'digits'?)"),
         (["--local-steps", "3", "--local-epochs", "2"], "give local_epochs or local_steps, not both"),
         (["--data", "digits", "--clients-per-round", "99"], "there are 10 clients"),
-        (["--data", "digits", "--select", "rmse"], "a classification has balanced_accuracy, accuracy, loss"),
+        (
+            ["--data", "digits", "--select", "rmse"],
+            "a classification has balanced_accuracy, accuracy, macro_f1, auroc, ece, loss",
+        ),
         (["--optimizer", "sdg"], "there is no optimizer 'sdg' (did you mean 'sgd'?)"),
         (["--momentum", "0.9"], "optimizer adam has no 'momentum'"),
         (["--sigma2", "-1"], "sigma2 = '-1': method fedmap needs a number > 0"),
@@ -352,6 +362,10 @@ def test_compare_prints_methods_and_clients_and_skips_what_is_done():
     mean = 100 * np.mean([row["test_balanced_accuracy"] for row in rows])
     assert float(clients[2][4]) == pytest.approx(mean, abs=0.051)
     assert "gain over local" in result.output
+    for name in ("fedavg", "fedprox"):
+        counts = told["methods"][name]["benefit"]["overall"]
+        assert f"{name}: Of 10 clients, {counts['gains']} gain" in result.output
+        assert f"{counts['cannot_tell']} cannot tell (95 % intervals)." in result.output
     assert "local, fedavg, fedprox on digits: 10 clients" in result.output
     assert " is best on average, " in result.output or " are equally good on average" in result.output
     assert read_toml(Path("all/fedprox-seed1/config.toml"))["hyper"] == {"mu": 0.3}
@@ -417,6 +431,7 @@ def outcome(gains, metric="accuracy", method="fedavg", reference=True):
         ),
         ([0.01, -0.01], "FedAvg does not help on average: it makes no difference. It is better than"),
         ([0.0001, 0.0], "and less than 0.1 points better on average"),
+        ([float("nan")], "FedAvg cannot be compared: no client's test examples define accuracy."),
     ],
 )
 def test_the_verdict_is_honest(gains, words):
@@ -428,6 +443,52 @@ def test_amounts():
     assert shown("accuracy", 0.1234, "+") == "+12.3"
     assert shown("accuracy", -0.0001, "+") == "0.0"
     assert shown("rmse", 1.23456) == "1.235"
+    assert shown("auroc", float("nan"), "+") == "-"
+
+
+def benefit_of(verdicts):
+    rows = [{"client": f"c{i}", "verdict": verdict} for i, verdict in enumerate(verdicts)]
+    return Benefit("accuracy", rows, {}, {})
+
+
+def test_who_gains_in_words():
+    told = who(benefit_of(["gains", "loses", "cannot tell", "gains"]))
+    assert told == "Of 4 clients, 2 gain (c0, c3), 1 loses (c1), 1 cannot tell (95 % intervals)."
+    assert "10 gain (c0, c1, c2, c3, c4, c5, c6, c7 and 2 more), 0 lose, 0 cannot" in who(benefit_of(["gains"] * 10))
+
+
+def test_global_and_personal_models_are_both_shown():
+    result = cli("run", *TINY, "--method", "pfedme", "--out", "run")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines() if "│" in line]
+    summary = json.loads(Path("run/summary.json").read_text())["g_and_p"]
+    for which, name in (("G", "G (the global model)"), ("P", "P (the clients' own)")):
+        for when in ("selected", "last"):
+            found = summary[when][which]
+            both = [f"{100 * found[test]['balanced_accuracy']:.1f}" for test in ("global", "local")]
+            assert [name, f"{when}, 1", *both] in rows
+
+
+def test_the_round_can_be_selected_by_any_metric():
+    result = cli("run", *TINY, "--select", "auroc", "--method", "fedavg", "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert "was selected by mean validation auroc" in result.output
+    assert "NaN" not in Path("run/rounds.jsonl").read_text()  # null, where a client has one class only
+
+
+def test_finished_runs_are_compared_from_their_folders(finished):
+    assert cli("run", *TINY, "--method", "fedavg", "--no-reference", "--out", "avg").exit_code == 0
+    result = cli("compare", finished[0], "avg")
+    assert result.exit_code == 0, result.stderr
+    assert "fedmap: Of 10 clients" in result.output
+    assert "fedavg: Of 10 clients" in result.output
+    assert "round 1/1" not in result.output
+    alone = cli("compare", "avg")
+    assert alone.exit_code == 1
+    assert "'avg': no local reference" in alone.stderr
+    assert "without --no-reference" in alone.stderr
+    result = cli("compare", "avg", "--rounds", "3")
+    assert result.exit_code == 2
+    assert "give their folders and no settings" in result.stderr
 
 
 def record(number, validation=True):
@@ -482,7 +543,7 @@ def test_optimizers_are_complete():
 
 def test_a_table_in_a_file_is_as_wide_as_it_needs_to_be():
     names = tuple(f"a-method-{i:02d}" for i in range(12))
-    rows = [{"method": name, "seed": 0, "client": "[bold]", "train": 9, "test_rmse": 0.5} for name in names]
+    rows = [{"method": name, "seed": 0, "client": "[bold]", "train": 9, "test": 4, "test_rmse": 0.5} for name in names]
     text = io.StringIO()
     print_comparison(Console(file=text, width=80, markup=False), Comparison("rmse", names, (0,), rows), quiet=True)
     lines = text.getvalue().splitlines()

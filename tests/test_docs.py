@@ -46,6 +46,22 @@ def test_the_readme_names_every_method_and_its_python_runs():
         exec(compile(block.replace("rounds=20", "rounds=1"), "README.md", "exec"), {})
 
 
+def test_the_guide_to_evaluation_runs():
+    quick = "rounds=1, local_steps=1, engine='loop', compile=False, workers=1"
+    for block in blocks("docs/evaluation.md"):
+        exec(compile(block.replace("rounds=2", quick), "evaluation.md", "exec"), {})
+
+
+def test_the_python_for_own_data_runs():
+    for block in blocks("docs/own-data.md"):
+        space = {}
+        exec(
+            compile(block.replace("rounds=2", 'rounds=1, engine="loop", compile=False, workers=1'), "own-data", "exec"),
+            space,
+        )
+        assert list(space["result"].names) == ["north", "south"]
+
+
 def test_versions_agree():
     assert f'version = "{coterie.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version: {coterie.__version__}" in (ROOT / "CITATION.cff").read_text()

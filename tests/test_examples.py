@@ -1,6 +1,7 @@
 """Every example runs as it stands."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.data.silos import Silos, load_silos
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
+HOSPITALS = Path(os.environ.get("COTERIE_DATA", SHARED)) / "heart-disease"
+needs_hospitals = pytest.mark.skipif(
+    not HOSPITALS.exists(), reason="the UCI heart-disease files are not here: set COTERIE_DATA"
+)
 
 
 def load(name):
@@ -39,8 +47,32 @@ def test_sine_curve(capsys, tmp_path):
     assert "client 10" in (tmp_path / "sine.html").read_text()
 
 
+@needs_hospitals
+def test_heart_disease(capsys):
+    """The four UCI hospitals, with the facts of their files."""
+    example = load("heart_disease")
+    results = example.main(str(HOSPITALS), rounds=2)
+    silos = Silos(
+        tuple(str(HOSPITALS / f"processed.{name}.data") for name in example.HOSPITALS),
+        target="num>0",
+        columns=tuple(example.COLUMNS.split(",")),
+    )
+    federation = load_silos(silos)
+    own = [np.concatenate([split.train, split.validation, split.test]) for split in federation.clients.values()]
+    assert list(map(len, own)) == [303, 294, 123, 200]
+    positive = [float((federation.y[rows] == 1).float().mean()) for rows in own]
+    assert positive == pytest.approx([0.459, 0.361, 0.935, 0.745], abs=5e-4)  # 139, 106, 115, 149 patients
+    assert federation.x.shape == (920, 13)
+    told = capsys.readouterr().out.splitlines()
+    for i, method in enumerate(example.METHODS):
+        assert told[6 * i].startswith(method)
+        table = [line.split() for line in told[6 * i + 2 : 6 * i + 6]]
+        assert [row[0] for row in table] == list(results[method].names) == list(federation.names)
+        assert [float(row[-1]) for row in table] == pytest.approx(results[method].gains(), abs=6e-4)
+
+
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"own_model_and_data", "sine_curve"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"own_model_and_data", "sine_curve", "heart_disease"}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

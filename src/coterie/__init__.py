@@ -3,9 +3,13 @@
 from coterie import tree
 from coterie.data import Federation, from_clients
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
+from coterie.evaluation import Benefit
 from coterie.experiment.compare import compare
 from coterie.experiment.comparison import Comparison
+from coterie.experiment.export import export
+from coterie.experiment.finished import compare_runs
 from coterie.experiment.load import load
+from coterie.experiment.onboard import onboard
 from coterie.experiment.result import Result
 from coterie.experiment.run import resume, run
 from coterie.experiment.setup import prepare
@@ -21,6 +25,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Benefit",
     "Comparison",
     "ConfigError",
     "CoterieError",
@@ -31,8 +36,11 @@ __all__ = [
     "Result",
     "Task",
     "compare",
+    "compare_runs",
+    "export",
     "from_clients",
     "load",
+    "onboard",
     "prepare",
     "resume",
     "run",

@@ -6,10 +6,14 @@ X X' with X [rows, parameters], gathered in float64 over pieces of the parameter
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
 from coterie import tree
+from coterie.method import Newcomer
 from coterie.tree import Params
 
 PIECE_BYTES = 64 * 2**20  # of parameters in float64 at once
@@ -73,6 +77,26 @@ def combine(xi: Tensor, rows: Params) -> Params:
         return out if leaf.is_floating_point() else out.round().to(leaf.dtype)
 
     return tree.map(mixed, rows)
+
+
+class Heard(Protocol):
+    @property
+    def w(self) -> Params: ...  # [population, ...]
+    @property
+    def heard(self) -> Tensor: ...  # [population]
+
+
+def join(aggregate: Callable[[Any, Tensor, Params], Heard], newcomer: Newcomer, ids: Tensor, ups: Any) -> Newcomer:
+    """A newcomer begins at the mean of the models heard, and whatever it says makes its own row, and no other.
+
+    From the mean, all others are about equally near: its own data then decides whom it comes to attend to.
+    """
+    server: Heard = newcomer.server
+    if ups is not None:
+        return newcomer._replace(server=aggregate(server, ids, ups))
+    start = tree.mean(server.w, server.heard)
+    joined = aggregate(server, ids, tree.broadcast(start, 1))
+    return newcomer._replace(server=joined, params={**newcomer.params, **start})
 
 
 def _gram(rows: Params, centre: bool) -> Tensor:

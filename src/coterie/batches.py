@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LEAST = 1e-6  # below any total weight of examples: dividing by max(total, LEAST), nothing divided by nothing is 0
+
 
 class Batch(NamedTuple):
     """One minibatch of one client."""
 
     x: Tensor  # [batch, ...]
     y: Tensor  # [batch, ...]
-    mask: Tensor  # [batch]; 0 = padding, to be ignored
+    mask: Tensor  # [batch]; 0 = padding, to be ignored; else what the example counts in the loss, 1 or its weight
     key: Tensor  # []; seeds this step's dropout
 
     def halves(self) -> tuple[Batch, Batch]:
@@ -36,7 +38,7 @@ class Batches(NamedTuple):
     x: Tensor  # [pool, ...]
     y: Tensor  # [pool, ...]
     index: Tensor  # type: ignore[assignment]  # [epochs, steps, batch]
-    mask: Tensor  # [epochs, steps, batch]
+    mask: Tensor  # [epochs, steps, batch]; as in `Batch`
     key: Tensor  # [epochs, steps]
     count: Tensor  # type: ignore[assignment]  # []; number of the client's training examples
 

@@ -3,7 +3,7 @@ predicting together. K models are in hand, of N clients' in all."""
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch.func import vmap
 from coterie import tree
 from coterie.batches import Batches
 from coterie.local import Optimizer, mean_gradient, train
+from coterie.method import Newcomer
 from coterie.rng import uniform
 from coterie.task import Task
 from coterie.tree import Params, Tree
@@ -134,6 +135,18 @@ def step_owners(
     new = models | new | vmap(tree.mix)(rest, tree.add(rest, moved), share)
     stepped: tuple[Params, Tree] = vmap(tree.where)(total >= idle_below, (new, after), (models, states))
     return stepped
+
+
+def join(method: Any, task: Task, newcomer: Newcomer, ids: Tensor, ups: Any) -> Newcomer:
+    """FedeRiCo's `onboard`. A newcomer finds its posterior weights over the existing models, by the E-step on its own
+    data, and trains its own model, which begins at their mean; the others' models stay as they are."""
+    server = newcomer.server
+    if ups is None:
+        rows = tree.broadcast(tree.mean(server.models, server.heard), 1)
+        return newcomer._replace(server=server._replace(models=tree.put(server.models, ids, rows)))
+    new = method.aggregate(server, ids, ups)
+    models, states = tree.put((server.models, server.optimizer), ids, tree.rows((new.models, new.optimizer), ids))
+    return newcomer._replace(server=new._replace(models=models, optimizer=states))
 
 
 def mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float) -> Mixture:

@@ -46,6 +46,22 @@ def empty(params: Params, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=floating.dtype, device=floating.device)
 
 
+def centroid_head(task: Task, centroid: Tensor, known: Tensor, strength: float) -> Params:
+    """The linear head whose logits are -strength mean (z - mu_k)^2, up to what all classes share: the nearest centroid.
+
+        weight_k = (2 strength / dim) mu_k,    bias_k = -(strength / dim) ||mu_k||^2
+
+    A class without a centroid gets weight 0 and a bias below all others. Empty where the head is not such a layer.
+    """
+    found = {len(task.init()[name].shape): name for name in task.head_names}
+    if sorted(found) != [1, 2] or task.init()[found[2]].shape != centroid.shape:
+        return {}
+    scale = strength / centroid.shape[1]
+    bias = -scale * (centroid**2).sum(1)
+    bias = torch.where(known > 0, bias, bias.min() - 30.0)
+    return {found[2]: 2 * scale * centroid * (known[:, None] > 0), found[1]: bias}
+
+
 def class_means(task: Task, params: Params, batches: Batches) -> tuple[Tensor, Tensor]:
     """(examples, mean feature) of every class, [classes] and [classes, dim], in evaluation mode; 0 where absent."""
     classes, dim = sizes(task)
@@ -190,9 +206,10 @@ def centroid_distance(features: Tensor, batch: Batch, anchor: tuple[Tensor, Tens
     An example of a class that has no centroid yet adds 0. A penalty for `coterie.local.train`.
     """
     centroid, known, strength = anchor
-    weight = batch.mask * known[batch.y]
+    here = (batch.mask > 0).to(batch.mask.dtype)  # class weights are for the loss: here every example counts the same
+    weight = here * known[batch.y]
     distance = ((features - centroid[batch.y]) ** 2).flatten(1).mean(1)
-    return strength * (distance * weight).sum() / batch.mask.sum().clamp_min(1.0)
+    return strength * (distance * weight).sum() / here.sum().clamp_min(1.0)
 
 
 def used_bytes(count: Tensor, mean: Tensor, factor: Tensor | Factor | tuple[()]) -> int:
@@ -221,5 +238,5 @@ def _widened(batches: Batches, width: int = 64) -> Batches:
 
 
 def _members(batch: Batch, classes: int) -> Tensor:
-    """[batch, classes]; 1 where an example that counts is of the class."""
-    return (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) * batch.mask[:, None]
+    """[batch, classes]; 1 where an example that counts, whatever its weight, is of the class."""
+    return (batch.y[:, None] == torch.arange(classes, device=batch.y.device)) & (batch.mask > 0)[:, None]

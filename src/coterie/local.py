@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad, grad_and_value
 
 from coterie import tree
-from coterie.batches import Batch, Batches
+from coterie.batches import LEAST, Batch, Batches
 from coterie.scan import scan
 from coterie.task import Task
 from coterie.tree import Params, Tree
@@ -164,7 +164,7 @@ def train(
     zero = torch.zeros((), device=batches.mask.device)
     start = (params, optimizer.init(free(task.split(params)[0])), zero, zero)
     params, _, total, seen = scan(step, start, anchor, batches)
-    return params, total / seen.clamp_min(1.0)
+    return params, total / seen.clamp_min(LEAST)
 
 
 def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, Params]:
@@ -203,7 +203,7 @@ def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
 
     zero = torch.zeros((), device=batches.mask.device)
     total, seen = scan(step, (zero, zero), params, batches)
-    mean: Tensor = total / seen.clamp_min(1.0)
+    mean: Tensor = total / seen.clamp_min(LEAST)
     return mean
 
 
@@ -219,4 +219,4 @@ def mean_gradient(task: Task, params: Params, batches: Batches) -> tuple[Params,
     trained, rest = task.split(params)
     start = (tree.map(torch.zeros_like, trained), rest, torch.zeros((), device=batches.mask.device))
     total, rest, seen = scan(step, start, trained, batches)
-    return tree.scale(total, 1 / seen.clamp_min(1.0)), rest
+    return tree.scale(total, 1 / seen.clamp_min(LEAST)), rest

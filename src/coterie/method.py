@@ -65,10 +65,19 @@ class Parts(NamedTuple):
         return {**server, **new, **tree.mean(self.buffers, weights)}
 
 
+class Newcomer(NamedTuple):
+    """A site that took no part, with a copy of the finished server that is its own: the others' are not touched."""
+
+    server: Any  # with one more row for it, the last, where the server has rows for clients
+    params: Params  # the model that its `init_client` is given
+    only: frozenset[str] | None = None  # what of the model it trains; None: what everybody does
+
+
 class Method(ABC, Generic[Server, Client, Down, Up]):
     """A method is a frozen dataclass: its fields are its hyper-parameters, and its flags on the command line."""
 
     peer_to_peer: ClassVar[bool] = True  # False: it needs one server (its peers' copies would not stay consistent)
+    learns_from: ClassVar[str] = "all clients, through the model that they share"  # for the model card
 
     @abstractmethod
     def init_server(self, params: Params, population: Population) -> Server: ...
@@ -95,6 +104,15 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
         """What the clients `ids` are sent to make their views of; the same as in a round, unless a round explores."""
         return self.dispatch(server, ids, rng)
+
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
+        """How a site joins that took no part: before its first round (`ups` None) and with its message after each.
+
+        It is client `ids` of its own copy of the server, and there it dispatches, updates and personalises like any
+        client that has not taken part before. By default what it says changes nothing: what the server has learned
+        from the others is its prior in every round. `params` and `only` are read once, before the first round.
+        """
+        return newcomer
 
     def predict(self, task: Task, view: Any, x: Tensor) -> Tensor:
         """Logits (or regression outputs) of the deployed view."""

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coterie.batches import Batch
+from coterie.batches import LEAST, Batch
+from coterie.decode import Decode
 from coterie.dropout import KeyedDropout
 from coterie.tree import Params
 
@@ -38,7 +39,7 @@ class Task:
     - `logits(params, x)`: the outputs, in evaluation mode; `features(params, x)`: what enters the head;
       `head(params, z)`: the head applied to features.
     - `losses(params, x, y)`: one loss an example, in evaluation mode.
-    - `loss(params, batch)`: the mean training loss over the unmasked examples, and the updated buffers.
+    - `loss(params, batch)`: the mean training loss over the examples, each counting its mask, and the updated buffers.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Task:
         num_classes: int | None = None,
         head: str | None = None,
         loss: LossFn | None = None,
+        decode: Decode | None = None,
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
@@ -56,6 +58,7 @@ class Task:
             raise ValueError("the model has lazy layers: call it once on an example so that its shapes are known")
         self.kind: Kind = kind
         self.num_classes = num_classes
+        self.decode = decode  # of inputs that are bytes; floats go to the model as they are
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
@@ -80,13 +83,22 @@ class Task:
                 tensor.copy_(params[self._first_name[name]])
         return module
 
+    def beginning(self, params: Params, only: frozenset[str] | None = None) -> Task:
+        """The same model that begins at `params` and, with `only`, trains nothing else."""
+        module = self.module(params)
+        if only is not None:
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(parameter.requires_grad and name in only)
+        loss, head = self._example_losses, self.head_module or None
+        return Task(module, self.kind, num_classes=self.num_classes, head=head, loss=loss)
+
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
         trained = {name: value for name, value in params.items() if name in self.trainable}
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        return functional_call(self._eval, params, (x,))  # type: ignore[no-any-return]
+        return functional_call(self._eval, params, (self._decoded(x),))  # type: ignore[no-any-return]
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.output_losses(self.logits(params, x), y)
@@ -99,14 +111,14 @@ class Task:
         return losses
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """(mean training loss over the examples with mask 1, what the forward pass left of the untrained values)."""
+        """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
         with KeyedDropout(batch.key):
-            out = functional_call(self._train, {**trained, **rest}, (batch.x,))
+            out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
         losses = self.output_losses(out, batch.y)
-        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1.0)
+        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)
         return mean, rest
 
     def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
@@ -142,6 +154,9 @@ class Task:
         if not isinstance(head, nn.Linear):
             raise ValueError(f"the head '{self.head_module}' is a {type(head).__name__}: its input width is not known")
         return head.in_features
+
+    def _decoded(self, x: Tensor) -> Tensor:
+        return x if self.decode is None else self.decode(x)
 
     def _head_of(self, module: nn.Module) -> nn.Module:
         if self.head_module is None:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from coterie.data import Federation, Split, from_clients, load
 from coterie.data.federation import split_client
-from coterie.data.partition import dirichlet, iid
 from coterie.data.synthetic import synthetic
 from coterie.errors import ConfigError, DataError
 
@@ -22,6 +21,42 @@ def test_splits_are_a_partition_with_at_least_one_each(size, classes, validation
     together = np.concatenate([split.train, split.validation, split.test])
     assert sorted(together) == list(range(size))
     assert min(map(len, (split.train, split.validation, split.test))) >= 1
+
+
+@given(
+    size=st.integers(0, 60), classes=st.integers(1, 5), seed=st.integers(0, 10),
+    validation=st.integers(1, 20) | st.floats(0.01, 0.45), test=st.integers(1, 20),
+)  # fmt: skip
+@settings(deadline=None, max_examples=80)
+def test_parts_can_be_numbers_of_examples(size, classes, validation, test, seed):
+    labels = np.random.default_rng(seed).integers(classes, size=size)
+    few = max(round(size * validation), 1) if validation < 1 else validation
+    if size < 3 or test + few >= size:
+        with pytest.raises(DataError, match=r"client 'a' has \d+ examples?"):
+            split_client("a", size, labels, validation, test, seed)
+        return
+    split = split_client("a", size, labels, validation, test, seed)
+    assert len(split.test) == test
+    assert len(split.validation) == few
+    assert len(split.train) >= 1
+    assert sorted(np.concatenate([split.train, split.validation, split.test])) == list(range(size))
+
+
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6), seed=st.integers(0, 20))
+@settings(deadline=None, max_examples=80)
+def test_every_part_has_every_class_in_proportion(sizes, seed):
+    """Of n of N examples in C classes, a cut after m leaves n m / N before it, to within 1 + n C / N; a part has two.
+
+    For a class is spread evenly, so it has n t, to within 1, before the place t; and m is N t, to within C."""
+    sizes = np.array(sizes)
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    if len(labels) < 10:
+        return
+    split = split_client("a", len(labels), labels, 0.2, 0.3, seed)
+    for part in (split.train, split.validation, split.test):
+        have = np.bincount(labels[part], minlength=len(sizes))
+        room = 2 + 2 * sizes * (sizes > 0).sum() / len(labels)
+        assert (np.abs(have - sizes * len(part) / len(labels)) <= room).all()
 
 
 def test_splits_are_stratified():
@@ -40,42 +75,35 @@ def test_splits_depend_on_seed_and_name_only():
     assert not np.array_equal(base.test, split_client("a", 50, labels, 0.1, 0.3, 1).test)
 
 
-@given(size=st.integers(1, 500), clients=st.integers(1, 20), seed=st.integers(0, 5))
-@settings(deadline=None, max_examples=50)
-def test_iid_uses_every_example_once(size, clients, seed):
-    if size < clients:
-        with pytest.raises(DataError):
-            iid(size, clients, seed)
+@given(size=st.integers(3, 200), number=st.integers(1, 60), classes=st.integers(1, 3), seed=st.integers(0, 10),
+       validation=st.floats(0.01, 0.45), test=st.floats(0.01, 0.45))  # fmt: skip
+@settings(deadline=None, max_examples=60)
+def test_a_group_is_never_on_two_sides(size, number, classes, seed, validation, test):
+    draw = np.random.default_rng(seed)
+    groups, labels = draw.integers(number, size=size), draw.integers(classes, size=size)
+    if len(np.unique(groups)) < 3:
+        with pytest.raises(DataError, match=r"client 'a' has \d groups?: at least 3 are needed"):
+            split_client("a", size, labels, validation, test, seed, groups=groups)
         return
-    parts = iid(size, clients, seed)
+    split = split_client("a", size, labels, validation, test, seed, groups=groups)
+    parts = [split.train, split.validation, split.test]
     assert sorted(np.concatenate(parts)) == list(range(size))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert min(map(len, parts)) >= 1
+    sides = [set(groups[part]) for part in parts]
+    assert not (sides[0] & sides[1])
+    assert not (sides[0] & sides[2])
+    assert not (sides[1] & sides[2])
 
 
-@given(
-    size=st.integers(1, 400), classes=st.integers(1, 8), clients=st.integers(1, 12), seed=st.integers(0, 5),
-    alpha=st.sampled_from([1e-8, 0.01, 0.1, 1.0, 100.0]), least=st.integers(1, 30),
-)  # fmt: skip
-@settings(deadline=None, max_examples=80)
-def test_dirichlet_uses_every_example_once_and_ends(size, classes, clients, seed, alpha, least):
-    labels = np.random.default_rng(seed).integers(classes, size=size)
-    if size < clients * least:
-        with pytest.raises(DataError):
-            dirichlet(labels, clients, alpha, seed, least)
-        return
-    parts = dirichlet(labels, clients, alpha, seed, least)
-    assert len(parts) == clients
-    assert sorted(np.concatenate(parts)) == list(range(size))
-    assert min(map(len, parts)) >= least
-
-
-def test_small_alpha_concentrates_classes():
-    labels = np.repeat(np.arange(10), 100)
-
-    def classes_a_client(alpha):
-        return np.mean([len(np.unique(labels[part])) for part in dirichlet(labels, 10, alpha, 0, 1)])
-
-    assert classes_a_client(0.05) < 4 < 9 < classes_a_client(100)
+def test_grouped_splits_are_stratified_and_of_the_sizes_asked_for():
+    patient = np.repeat(np.arange(300), 3)
+    labels = (patient % 4 == 0).astype(int)
+    split = split_client("a", 900, labels, 0.1, 0.3, 0, groups=patient)
+    for part, share in ((split.train, 0.6), (split.validation, 0.1), (split.test, 0.3)):
+        assert abs(len(part) / 900 - share) < 0.005
+        assert abs(labels[part].mean() - 0.25) < 0.03
+    one_each = split_client("a", 900, labels, 0.1, 0.3, 0, groups=np.arange(900))
+    assert abs(len(one_each.test) - 270) <= 1
 
 
 def test_synthetic_label_skew_is_the_papers():

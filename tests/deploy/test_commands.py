@@ -11,9 +11,9 @@ from coterie.cli import app
 from coterie.cli.flower import needed
 from coterie.cli.flower.table import Changes, site_table
 from coterie.deploy.keys import read_identity, read_keyring
-from coterie.deploy.sitedata import read_csv
+from coterie.deploy.sitedata import site_data
 from coterie.deploy.up import app_config
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
 from coterie.experiment.config import resolve
 
 from .inprocess import TABLE, ledger, make
@@ -105,14 +105,15 @@ def test_the_table_of_sites(capsys):
 def test_a_sites_own_csv(tmp_path):
     config, _ = resolve({"method": "fedavg", "data": "own"}, own_data=True)
     path = tmp_path / "my.csv"
-    path.write_text("age,dose,outcome\n" + "".join(f"{20 + i},{i % 3},{i % 2}\n" for i in range(20)))
-    own = read_csv(path, "aachen", None, config, "classification")
+    path.write_text(
+        "age,dose,outcome\n" + "".join(f"{20 + i % 7},{i % 3},{'yes' if i % 2 else 'no'}\n" for i in range(20))
+    )
+    own = site_data(config, {"data": str(path), "target": "outcome"}, "aachen", None)
     assert own.names == ("aachen",)
-    assert (tuple(own.x.shape), own.num_classes) == ((20, 2), 2)
-    assert abs(float(own.x[own.split(0).train].mean())) < 1e-6
-    assert read_csv(path, "aachen", "dose", config, "regression").num_classes is None
-    path.write_text("age,outcome\n20,1\nold,0\n")
-    with pytest.raises(DataError, match=r"my.csv' line 3, column 'age': 'old' is not a number"):
-        read_csv(path, "aachen", None, config, "classification")
-    with pytest.raises(DataError, match="no column 'x'; it has age, outcome"):
-        read_csv(path, "aachen", "x", config, "classification")
+    assert own.classes == ("no", "yes")
+    assert len(own.split(0).train) + len(own.split(0).validation) + len(own.split(0).test) == 20
+    path.write_text("age,outcome\n20,1\n")
+    with pytest.raises(DataError, match=r"my\.csv"):
+        site_data(config, {"data": str(path), "target": "dose"}, "aachen", None)
+    with pytest.raises(ConfigError, match="has no data"):
+        site_data(config, {}, "aachen", None)

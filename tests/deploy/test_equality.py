@@ -5,6 +5,7 @@ import torch
 
 from coterie import METHODS, tree
 from coterie.engine import Engine
+from coterie.evaluation.metrics import plain
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.load import load
 from coterie.experiment.run import run_setup
@@ -27,7 +28,7 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
         assert same(tree.rows(private(queue, book, name).client, 0), tree.rows(sim.state.clients, i)), name
     scores = sim.evaluate(3, Engine("loop"))
     for part, by in scores.items():
-        assert {metric: values.tolist() for metric, values in by.items()} == result.rounds[-1][part]
+        assert {metric: plain(values) for metric, values in by.items()} == result.rounds[-1][part]
     views, x = sim.views(3, Engine("loop")), setup.federation.x[:3]
     for i, name in enumerate(NAMES):
         model = load(queue.sites[name].root / book.run / name / "result", name, model=net)
@@ -36,16 +37,23 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedmap", "ditto"])
 def test_the_run_folder_is_a_simulations(method, tmp_path):
-    setup, server, _ = make(method, tmp_path, clients_per_round=3)
-    result, whole = server.run(ledger()), run_setup(setup, tmp_path / "simulated")
+    setup, server, _ = make(method, tmp_path, clients_per_round=3, report=True)
+    book = ledger()
+    result, whole = server.run(book), run_setup(setup, tmp_path / "simulated", report=False)
     for ours, theirs in ((result, whole), (result.reference, whole.reference)):
         assert ours.selected == theirs.selected
-        assert ours.clients == theirs.clients
+        assert [{key: row[key] for key in mine} for row, mine in zip(theirs.clients, ours.clients, strict=True)] == [
+            *ours.clients
+        ]
         for one, other in zip(ours.rounds, theirs.rounds, strict=True):
             wanted = METRICS if ours is result else METRICS[:4]
             assert {key: one[key] for key in wanted} == {key: other[key] for key in wanted}
-    for name in ("config.toml", "summary.json", "clients.csv", "reference/clients.csv", "reference/config.toml"):
+    for name in ("config.toml", "reference/clients.csv", "reference/config.toml", "reference/summary.json"):
         assert (server.out / name).read_text() == (tmp_path / "simulated" / name).read_text(), name
+    site = tmp_path / "a" / book.run / "a" / "result"
+    for name in ("report.html", "benefit.json", "clients/a/card.md", "clients/a/model.safetensors"):
+        assert (site / name).exists(), name
+    assert not list(server.out.glob("clients/*")), "models stay at the sites"
 
 
 @pytest.mark.parametrize(("method", "topology"), [("federico", "ring"), ("fedavg", "star"), ("fedamp", "complete")])

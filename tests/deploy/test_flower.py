@@ -1,6 +1,5 @@
 """Over Flower: in this process, in Ray's, and in real processes. The bits are the simulator's everywhere."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -23,8 +22,8 @@ from coterie.deploy import app as app_folder  # noqa: E402
 from coterie.deploy import processes, settings  # noqa: E402
 from coterie.deploy.flower import run_server, server_app  # noqa: E402
 from coterie.deploy.ledger import Ledger  # noqa: E402
-from coterie.deploy.up import app_config, collect, federation, read_back, up, wait  # noqa: E402
-from coterie.engine import Engine, make_peers  # noqa: E402
+from coterie.deploy.up import app_config, collect, federation, part_of, up, wait  # noqa: E402
+from coterie.engine import Engine  # noqa: E402
 from coterie.errors import ConfigError, CoterieError  # noqa: E402
 from coterie.experiment.folder import RunFolder  # noqa: E402
 from coterie.experiment.load import load  # noqa: E402
@@ -34,7 +33,7 @@ from coterie_site import client_app, from_records  # noqa: E402
 
 from .inprocess import data, net, same, simulate  # noqa: E402
 
-LOOP = {"engine": "loop", "compile": False, "workers": 1}
+LOOP = {"engine": "loop", "compile": False, "workers": 1, "report": False}
 
 
 class InProcess(Grid):
@@ -190,15 +189,6 @@ def deployed(method, **more):
     return prepare(method, "digits", rounds=3, seed=1, **{**LOOP, "reference": False, **more})
 
 
-def first(setup, number):
-    """The same run with the first clients of the data set only."""
-    whole = setup.federation
-    names = whole.names[:number]
-    part = type(whole)(whole.name, whole.x, whole.y, {name: whole.clients[name] for name in names}, whole.num_classes)
-    peers = make_peers(setup.config.topology, names, setup.config.seed)
-    return dataclasses.replace(setup, federation=part, peers=peers)
-
-
 def compare(setup, result, out):
     expected = run_setup(setup, None)
     assert result.selected == expected.selected
@@ -215,9 +205,9 @@ def compare(setup, result, out):
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "topology"), [("fedmap", "server"), ("fedamp", "server"), ("federico", "ring")])
 def test_real_processes_give_the_simulators_bits(method, topology, tmp_path):
-    setup = first(deployed(method, topology=topology), 3)
+    setup = part_of(deployed(method, topology=topology), 3)
     rules = {"deadline": 300.0, "joining": 300.0}
-    result = up(setup.config, setup.method, setup.federation.names, tmp_path / "run", rules, lambda told: None, 900)
+    result = up(setup, tmp_path / "run", rules, lambda told: None, 900)
     compare(setup, result, tmp_path / "run")
     assert not processes.descendants(os.getpid()), "everything is stopped"
 
@@ -225,7 +215,7 @@ def test_real_processes_give_the_simulators_bits(method, topology, tmp_path):
 @pytest.mark.slow
 def test_a_site_and_then_the_server_are_killed(tmp_path):
     """A SuperNode with its worker, in the middle of round 2; then the SuperLink with its ServerApp, in round 3."""
-    setup, out = first(deployed("scaffold"), 3), tmp_path / "run"
+    setup, out = part_of(deployed("scaffold"), 3), tmp_path / "run"
     names, work = setup.federation.names, tmp_path / "run" / "flower"
     rules = {"deadline": 600.0, "joining": 300.0, "names": ",".join(names), "sites": 3, "out": str(out)}
     keys = {"key": str(work / "certs" / "server-app.key"), "keys": str(work / "certs" / "keys")}
@@ -250,13 +240,12 @@ def test_a_site_and_then_the_server_are_killed(tmp_path):
     with federation(work, names) as running:
         running.submit(resume=True)
         wait(running, out, lambda told: None, 900)
-    collect(out, work, names)
-    compare(setup, read_back(setup.config, setup.method, out), out)
+    compare(setup, collect(setup, out), out)
 
 
 @pytest.mark.slow
 def test_one_dead_site_does_not_stop_the_others(tmp_path):
-    setup, out = first(deployed("fedavg"), 3), tmp_path / "run"
+    setup, out = part_of(deployed("fedavg"), 3), tmp_path / "run"
     names, work = setup.federation.names, tmp_path / "run" / "flower"
     killed = []
 
@@ -280,7 +269,7 @@ def test_one_dead_site_does_not_stop_the_others(tmp_path):
 @pytest.mark.slow
 def test_in_rays_simulation_the_bits_are_the_simulators(tmp_path):
     pytest.importorskip("ray", reason="needs pip install 'coterie[ray]'")
-    setup, out = first(deployed("fedamp"), 3), tmp_path / "run"
+    setup, out = part_of(deployed("fedamp"), 3), tmp_path / "run"
     rules = {"sites": 3, "names": ",".join(setup.federation.names), "out": str(out), "joining": 300.0}
     folder = app_folder.write(tmp_path / "app", setup.config, rules)
     code = f"""

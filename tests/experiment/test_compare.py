@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.errors import CheckpointError, ConfigError
+from coterie.errors import CheckpointError, ConfigError, CoterieError, DataError
 from coterie.experiment.compare import prepare_trials
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import read_toml
 from coterie.local import SGD
 from coterie.methods import FedMAP, FedProx
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_steps": 1}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_steps": 1, "report": False}
 
 
 def clients(number=3, size=30):
@@ -64,7 +64,10 @@ def test_each_run_equals_the_run_alone():
 def test_means_spread_and_gains():
     scores = {"local": [[0.5, 0.7], [0.6, 0.6]], "fedavg": [[0.9, 0.7], [0.6, 0.4]]}
     rows = [
-        {"method": method, "seed": seed, "client": client, "train": 10 * (i + 1) + seed, "test_accuracy": by[s][i]}
+        {
+            **{"method": method, "seed": seed, "client": client, "train": 10 * (i + 1) + seed},
+            **{"test": 1 + 2 * i, "test_accuracy": by[s][i]},
+        }
         for method, by in scores.items()
         for s, seed in enumerate((0, 1))
         for i, client in enumerate(("a", "b"))
@@ -77,6 +80,9 @@ def test_means_spread_and_gains():
     assert found.client_gains("fedavg").tolist() == pytest.approx([0.2, -0.1])
     assert found.train_sizes.tolist() == [10.5, 20.5]
     assert found.best() == "fedavg"
+    assert found.weighted_means("fedavg").tolist() == pytest.approx([0.75, 0.45])  # test examples 1 : 3
+    assert found.fairness("fedavg")["std"] == pytest.approx(0.1)
+    assert found.fairness("fedavg")["worst_decile"] == pytest.approx((0.7 + 0.4) / 2)
     worse = Comparison(
         "loss", ("local", "fedavg"), (0, 1), [{**row, "test_loss": row["test_accuracy"]} for row in rows]
     )
@@ -144,6 +150,52 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"fedavg-seed0' holds a run with other settings \(rounds = 2, not 3\)"):
         compare(("local", "fedavg"), 1, rounds=3, out=tmp_path, progress=heard)
     assert heard.rounds == []
+
+
+def test_a_folder_of_other_data_is_refused(tmp_path):
+    compare(("local", "fedavg"), 1, out=tmp_path)
+    other = {name: (x, 1 - y) for name, (x, y) in clients().items()}  # under the same name, own-data
+    with pytest.raises(DataError, match=r"local-seed0' and the data given now are not of the same data: the labels"):
+        coterie.compare(("local", "fedavg"), 1, other, model=factory, lr=0.3, out=tmp_path, **QUICK)
+    renamed = {f"ward {i}": pair for i, pair in enumerate(clients().values())}
+    with pytest.raises(DataError, match="the clients differ"):
+        coterie.compare(("local", "fedavg"), 1, renamed, model=factory, lr=0.3, out=tmp_path, **QUICK)
+
+
+def test_who_gains_over_seeds(tmp_path):
+    found = compare(("local", "fedavg"), 2, out=tmp_path, local_steps=5)
+    assert found.verdict().keys() == {"fedavg"}
+    names = [name for those in found.verdict()["fedavg"].values() for name in those]
+    assert sorted(names) == ["site 0", "site 1", "site 2"]
+    rows = found.benefit("fedavg").clients
+    np.testing.assert_allclose([row["gain"] for row in rows], found.client_gains("fedavg"))
+    assert all(row["low"] <= row["gain"] <= row["high"] for row in rows)
+    told = json.loads((tmp_path / "comparison.json").read_text())["methods"]["fedavg"]["benefit"]
+    assert [row["verdict"] for row in told["clients"]] == [row["verdict"] for row in rows]
+    with pytest.raises(CoterieError, match="local is what the others are compared with"):
+        found.benefit("local")
+    with pytest.raises(ConfigError, match="'fedmap' was not compared"):
+        found.benefit("fedmap")
+
+
+def test_one_seeds_benefit_is_that_of_the_run():
+    compared = compare(("local", "fedavg"), [3])
+    run = coterie.run("fedavg", clients(), model=factory, seed=3, lr=0.3, **QUICK)
+    assert compared.benefit("fedavg").clients == run.benefit().clients
+
+
+def test_without_local_nobody_can_say_who_gains():
+    with pytest.raises(CoterieError, match="add local to its methods"):
+        compare(("fedavg",), 1).verdict()
+
+
+def test_a_complete_run_of_an_earlier_version_is_completed(tmp_path):
+    first = compare(("local", "fedavg"), 1, out=tmp_path)
+    (tmp_path / "fedavg-seed0" / "predictions.safetensors").unlink()
+    heard = Heard()
+    assert compare(("local", "fedavg"), 1, out=tmp_path, progress=heard).rows == first.rows
+    assert heard.rounds == []  # nothing is trained again
+    assert (tmp_path / "fedavg-seed0" / "predictions.safetensors").exists()
 
 
 def test_a_task_is_shared_by_the_methods_of_a_seed():

@@ -7,12 +7,16 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import tree
+from coterie import METHODS, tree
 from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie.evaluation import score
+from coterie.experiment.setup import prepare
 from coterie.method import Method
 from coterie.task import Task
+from tests.experiment.conftest import QUICK as KINDS
+from tests.experiment.conftest import two_kinds
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "rounds": 2}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "rounds": 2, "report": False}
 
 
 def clients(regression=False, outputs=2):
@@ -48,8 +52,39 @@ def test_predicts_what_was_recorded(digits):
     )
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_predicts_what_evaluation_measured(joined, method):
+    """Back from the folder by number and by name: the very outputs, and the metrics of the table."""
+    result = joined(method)
+    federation = prepare(method, two_kinds(), holdout=0.2, **KINDS).federation
+    for i, row in enumerate(result.clients):
+        test = federation.split(i).test
+        with torch.no_grad():
+            outputs = coterie.load(result.path, i + 1)(federation.x[test])
+            assert torch.equal(outputs, coterie.load(result.path, row["client"])(federation.x[test]))
+            assert torch.equal(outputs, result.method.predict(result.task, result.view(i), federation.x[test]))
+        found = score(result.task, outputs, federation.y[test], torch.zeros(len(test), dtype=torch.long), 1)
+        for metric, value in found.items():
+            assert row[f"test_{metric}"] == pytest.approx(value[0], rel=1e-5, nan_ok=True), metric
+
+
+def test_a_client_has_a_name_and_a_number(tmp_path):
+    """A name that looks like a number is a name."""
+    named = dict(zip(["x", "3", "1"], clients().values(), strict=True))
+    result = coterie.run("local", named, model="linear", out=tmp_path / "run", **QUICK)
+    x = torch.randn(6, 5)
+    own = {name: result.model(name)(x) for name in named}
+    assert torch.equal(coterie.load(tmp_path / "run", "3")(x), own["3"])
+    assert torch.equal(coterie.load(tmp_path / "run", 3)(x), own["1"])
+    assert torch.equal(coterie.load(tmp_path / "run", 1)(x), own["x"])
+    assert torch.equal(coterie.load(tmp_path / "run", "2")(x), own["3"])
+    for wrong in (0, 4, "4", "-1", ""):
+        with pytest.raises(CoterieError, match=r"there are x, 3, 1 \(or a number from 1 to 3\)"):
+            coterie.load(tmp_path / "run", wrong)
+
+
 def test_no_data_is_read(digits, monkeypatch):
-    monkeypatch.setattr("coterie.data.sources.load", lambda *_: pytest.fail("read the data"))
+    monkeypatch.setattr("coterie.data.loading.load", lambda *_: pytest.fail("read the data"))
     monkeypatch.setattr("coterie.experiment.setup.load", lambda *_: pytest.fail("read the data"))
     coterie.load(str(digits.path), "client-1")
 

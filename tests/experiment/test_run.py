@@ -16,7 +16,7 @@ from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAvg, FedMAP, FedProx
 
-QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False}
+QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "report": False}
 
 
 def clients(number=3, size=30):
@@ -55,7 +55,8 @@ def test_a_run_folder_holds_everything(tmp_path):
     result = run(out, reference=True)
     assert {path.name for path in out.iterdir()} == {
         *("config.toml", "environment.json", "engine.json", "rounds.jsonl", "clients.csv", "summary.json"),
-        *("checkpoints", "clients", "reference"),
+        *("checkpoints", "clients", "reference", "predictions.safetensors", "benefit.json"),
+        *("data.json", "features.safetensors"),
     }
     config = read_toml(out / "config.toml")
     assert config["optimizer"] == {"name": "sgd", "lr": 0.3, "momentum": 0.0, "weight_decay": 0.0}
@@ -63,7 +64,7 @@ def test_a_run_folder_holds_everything(tmp_path):
     assert [row["round"] for row in rounds] == [1, 2, 3, 4]
     for row in rounds:
         for part in ("validation", "test"):
-            for metric in ("balanced_accuracy", "accuracy", "loss"):
+            for metric in ("balanced_accuracy", "accuracy", "macro_f1", "auroc", "ece", "loss"):
                 assert len(row[part][metric]) == 3, "every client, every evaluated round"
     with (out / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -8,15 +8,34 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli import compare, data, flower, methods, reproduce, resume, run, site
+from coterie.cli import (
+    compare,
+    data,
+    data_schema,
+    export,
+    flower,
+    methods,
+    onboard,
+    predict,
+    report,
+    reproduce,
+    resume,
+    run,
+    site,
+)
 from coterie.cli.flags import TAKES_MORE, USAGE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run.run)
 app.command()(resume.resume)
 app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
+app.command()(report.report)
+app.command()(predict.predict)
+app.command()(export.export)
+app.command()(onboard.onboard)
 app.command()(methods.methods)
-app.command()(data.data)
+data.app.command()(data_schema.schema)
+app.add_typer(data.app, name="data")
 app.command()(reproduce.reproduce)
 app.add_typer(flower.app, name="flower")
 app.command()(site.site)

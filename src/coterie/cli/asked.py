@@ -12,11 +12,10 @@ import typer
 
 from coterie.cli.flags import is_switch
 from coterie.errors import ConfigError
-from coterie.experiment.config import read_toml
+from coterie.experiment.config import Config, read_toml
+from coterie.experiment.settings import RIVALS, named_by
 from coterie.hyper import Hyper, find_method, hyper_parameters, suggest
 from coterie.methods import METHODS
-
-RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round"}  # one is given instead of the other
 
 
 class Asked:
@@ -26,12 +25,20 @@ class Asked:
         self.problems: list[str] = []
         self._flags = [name for option in ctx.command.params for name in option.opts]
         self.own: dict[str, Any] = {}  # flags that were not declared
-        flags = {key: value for key, value in declared.items() if value is not None}
+        flags = {key: value for key, value in declared.items() if value is not None and value != []}
         files = self._read_rest(ctx.args)
+        if "silos" in flags:  # the shell makes many words of hospitals/*.csv
+            flags["silos"] = [*flags["silos"], *(file for file in files if not file.endswith(".toml"))]
+            files = [file for file in files if file.endswith(".toml")]
         self.values = _over(self._read_files(files), flags)
 
     def take(self, key: str, default: Any) -> Any:
         return self.values.pop(key, default)
+
+    def method(self) -> str:
+        """The one that is asked for, or else the setting's, or else the one that runs by default."""
+        default = named_by(self.values.get("setting"), "method", Config.model_fields["method"].default)
+        return str(self.values.get("method", default))
 
     def add_own(self, methods: Iterable[str]) -> None:
         """Take over the flags that one of the methods has; complain of the others."""
@@ -80,6 +87,9 @@ class Asked:
             self.problems.append(f"give one TOML file, not {len(files)}: {', '.join(files)}")
         values: dict[str, Any] = {}
         for file in files[:1]:
+            if file.lower().endswith((".csv", ".tsv", ".parquet")):
+                self.problems.append(f"'{file}' is a data file: name it after --silos")
+                continue
             try:
                 values = read_toml(Path(file))
             except ConfigError as error:

@@ -13,10 +13,12 @@ from coterie.cli.console import say, stdout
 from coterie.cli.errors import checked, in_words
 from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
-from coterie.cli.run import Quiet, describe, measures
+from coterie.cli.run import Quiet, agreed, describe, measures
 from coterie.cli.tables import print_comparison
+from coterie.errors import ConfigError
 from coterie.experiment.compare import prepare_trials, run_trials
 from coterie.experiment.config import default_out
+from coterie.experiment.finished import compare_runs
 
 METHODS = "local,fedavg,fedmap"
 SEEDS = "3"
@@ -47,16 +49,28 @@ def compare(
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
-    """Run several methods over several seeds on the same splits.
+    """Run several methods over several seeds on the same splits, or compare finished runs.
 
     With one seed, all methods have the same splits, initial model and participants. Include local to see what each
     gains over training alone.
 
     All settings of 'coterie run' work here, in FILE.toml too. A method's own flags go to the methods that have them.
+
+    'coterie compare RUN RUN ...' compares the folders of finished runs of the same data; nothing is trained.
     """
     with in_words() as ending:
+        if ctx.args and Path(ctx.args[0]).is_dir():
+            given = [
+                key for key, value in {**settings, "methods": methods, "seeds": seeds, "out": out}.items() if value
+            ]
+            if given or any(word.startswith("-") for word in ctx.args):
+                raise ConfigError(["finished runs are compared as they are: give their folders and no settings"])
+            print_comparison(stdout(), compare_runs(ctx.args), quiet=quiet)
+            return
         asked = Asked(ctx, settings)
-        file_method = asked.take("method", None)  # a file for `coterie run` serves here too
+        # A file for `coterie run` serves here too, and a setting with its method.
+        file_method = asked.method() if {"method", "setting"} & asked.values.keys() else None
+        asked.take("method", None)
         asked.take("reference", None)
         names = _names(methods or asked.take("methods", f"local,{file_method}" if file_method else METHODS))
         numbers = _numbers(seeds or asked.take("seeds", SEEDS), asked.problems)
@@ -68,6 +82,8 @@ def compare(
         if not quiet:
             which = f"seed{'s' * (len(trials.seeds) > 1)} {', '.join(map(str, trials.seeds))}"
             say(console, f"{', '.join(trials.methods)} on {describe(trials.first)}, {which}")
+            for line in agreed(trials.first.federation):
+                say(console, line)
         with watch(quiet, measures=measures(trials.first.config)) as progress:
             comparison = run_trials(trials, path, progress=progress)
         print_comparison(console, comparison, quiet=quiet)

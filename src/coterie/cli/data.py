@@ -1,31 +1,70 @@
-"""`coterie data`: the data sets and networks that have a name."""
+"""`coterie data`: the data sets and networks that have a name. Its subcommands have files of their own."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
-from coterie.cli.console import say, stdout
+from coterie.cli.console import say, show, stdout
+from coterie.cli.data_get import data_get
+from coterie.cli.data_show import data_settings, data_show
 from coterie.cli.flags import shown
-from coterie.data import SOURCES
-from coterie.models import MODELS
+from coterie.data import SOURCES, Source
+from coterie.data.ways import WAYS
+from coterie.models import MODELS, options_of
+
+app = typer.Typer(rich_markup_mode=None)
+app.command("get")(data_get)
+app.command("show")(data_show)
+app.command("settings")(data_settings)
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="where data sets lie (default: COTERIE_DATA)")]
 
 
-def data() -> None:
+@app.callback(invoke_without_command=True)
+def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     """List the data sets, their settings, and the models."""
+    if ctx.invoked_subcommand is not None:
+        return
     console = stdout()
-    sets = _table("Data sets (--data)", "name", "what it is", "its defaults")
+    sets = _table("Data sets (--data)", "name", "what it is", "examples", "classes", "licence", "from", "here")
     for name, source in SOURCES.items():
-        sets.add_row(name, source.about, _settings(source.defaults))
-    console.print(sets)
-    models = _table("Models (--model)", "name", "what it is")
+        facts = source.facts
+        told = (facts.size, facts.classes, facts.licence, facts.origin)
+        sets.add_row(name, source.about, *told, _here(source, data_dir))
+    show(console, sets)
+    say(console, "get: 'coterie data get NAME' fetches it. ask: its authors give it out, the same command says how.")
+    defaults = _table("Their settings, unless you give others", "name", "settings")
+    for name, source in SOURCES.items():
+        defaults.add_row(name, _settings(source.defaults))
+    show(console, defaults)
+    models = _table("Models (--model)", "name", "what it is", "options")
     for name, factory in MODELS.items():
-        models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0])
-    console.print(models)
-    say(console, "Your own model: --model package.module:factory. Your own data: coterie.run in Python.", "dim")
+        models.add_row(name, (inspect.getdoc(factory) or "").split("\n")[0], _options(name))
+    show(console, models)
+    say(console, "Options of a model: --model cnn:features=128. Your own model: --model package.module:factory.", "dim")
+    say(console, "Published experiments (--setting) and partitions (--partition): coterie data settings.")
+    say(
+        console,
+        "Your own data: --silos a.csv b.csv --target COLUMN, --data FILE.npz, --data FOLDER/ (images or LEAF).",
+        "dim",
+    )
+
+
+def _options(model: str) -> str:
+    return ", ".join(
+        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else shown(value)}"
+        for key, value in options_of(model).items()
+    )
+
+
+def _here(source: Source, data_dir: str | None) -> str:
+    if source.files is None or source.files.find(data_dir) is not None:
+        return "yes"
+    return "get" if source.files.name in WAYS else "ask"
 
 
 def _settings(defaults: Mapping[str, Any]) -> str:

@@ -70,13 +70,13 @@ def _option(hyper: Hyper) -> inspect.Parameter:
     words = hyper.help + (f" ({', '.join(notes)})" if notes else "")
     names = f"{hyper.flag}/--no-{hyper.flag[2:]}" if is_switch(hyper) else hyper.flag
     option = typer.Option(names, help=words, metavar=None if is_switch(hyper) else _metavar(hyper))
-    kind: Any = bool | None if is_switch(hyper) else str | None
+    kind: Any = bool | None if is_switch(hyper) else list[str] | None if _base(hyper) == list[str] else str | None
     place = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(hyper.name, place, default=None, annotation=Annotated[kind, option])
 
 
 def _metavar(hyper: Hyper) -> str:
-    words = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+    words = {int: "INTEGER", float: "NUMBER", str: "TEXT", list[str]: "LIST"}
     return words.get(_base(hyper)) or hyper.allowed.replace(" ", "")
 
 

@@ -6,13 +6,13 @@ import contextlib
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.status import Status
 
 from coterie.cli.console import say, stdout
+from coterie.evaluation.metrics import mean
 from coterie.experiment.run import Progress, Silent
 
 MEASURING = "choosing the fastest engine, and compiling where it pays (up to half a minute)"
@@ -31,9 +31,9 @@ def scores(record: dict[str, Any], metric: str) -> str:
     """'loss 0.61 validation balanced_accuracy 0.698', as far as this round has them."""
     words = []
     if "loss" in record["info"]:
-        words.append(f"loss {np.mean(record['info']['loss']):.4g}")
+        words.append(f"loss {mean(record['info']['loss']):.4g}")
     if "validation" in record:
-        words.append(f"validation {metric} {np.mean(record['validation'][metric]):.3f}")
+        words.append(f"validation {metric} {mean(record['validation'][metric]):.3f}")
     return " ".join(words)
 
 

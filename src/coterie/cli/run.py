@@ -14,6 +14,8 @@ from coterie.cli.errors import checked, in_words
 from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
 from coterie.cli.tables import print_result
+from coterie.data import Federation
+from coterie.data.schema import schema_from_dict
 from coterie.errors import ConfigError
 from coterie.experiment.config import Config, default_out
 from coterie.experiment.run import run_setup
@@ -45,12 +47,12 @@ def run(
     A method has flags of its own, such as --sigma2: 'coterie methods fedmap' lists those of fedmap.
 
     FILE.toml holds the same settings as the flags (rounds = 50), with those of the method in a table [hyper] and those
-    of the optimiser in a table [optimizer]. Flags come first, then the file, then the defaults of the data set
-    ('coterie data'), then those below.
+    of the optimiser in a table [optimizer]. Flags come first, then the file, then the --setting, if one is named, then
+    the defaults of the data set ('coterie data'), then those below.
     """
     with in_words() as ending:
         asked = Asked(ctx, settings)
-        asked.add_own([asked.values.get("method", Config.model_fields["method"].default)])
+        asked.add_own([asked.method()])
         setup = checked(asked.problems, lambda: prepare(**asked.values))
         if bmta and setup.federation.kind != "classification":
             raise ConfigError([f"--bmta is an accuracy, but {setup.config.data} is a {setup.federation.kind}"])
@@ -59,6 +61,8 @@ def run(
         console = stdout()
         if not quiet:
             say(console, f"{setup.config.method} on {describe(setup)}, seed {setup.config.seed}")
+            for line in agreed(setup.federation):
+                say(console, line)
         with watch(quiet, measures=measures(setup.config)) as progress:
             result = run_setup(setup, path, progress=progress)
         print_result(console, result, quiet=quiet, bmta=bmta)
@@ -74,6 +78,12 @@ def describe(setup: Setup) -> str:
         *optimizer,
     ]
     return f"{config.data}: {', '.join(parts)}"
+
+
+def agreed(federation: Federation) -> list[str]:
+    """Of sites' own files: what they were read as."""
+    records = list(federation.preprocessing.values())
+    return schema_from_dict(records[0]["schema"], "schema").words() if records else []
 
 
 def _count(number: int, unit: str) -> str:

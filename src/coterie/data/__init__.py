@@ -1,6 +1,8 @@
 """Data: what a federation is, where it comes from, and how it becomes minibatches."""
 
 from coterie.data.federation import Federation, Split, from_clients
-from coterie.data.sources import SOURCES, Source, load
+from coterie.data.loading import load
+from coterie.data.pool import Pool, federate
+from coterie.data.sources import SOURCES, Source
 
-__all__ = ["SOURCES", "Federation", "Source", "Split", "from_clients", "load"]
+__all__ = ["SOURCES", "Federation", "Pool", "Source", "Split", "federate", "from_clients", "load"]

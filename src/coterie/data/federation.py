@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from coterie import rng
+from coterie.data.datasets import gather
+from coterie.decode import Decode
 from coterie.errors import DataError
 from coterie.task import Kind
 
 Index = NDArray[np.int64]
+Client = tuple[Tensor, Tensor] | Dataset[Any]
 SplitName = Literal["train", "validation", "test"]
 
 
@@ -38,6 +42,11 @@ class Federation:
     y: Tensor  # [pool, ...]
     clients: Mapping[str, Split]  # by client name, in the order of client ids
     num_classes: int | None  # None: regression
+    classes: tuple[str, ...] = ()  # their names; empty: they are numbered
+    weights: Tensor | None = None  # [pool]; what an example counts in training; None: all the same
+    preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each client, as JSON
+    files: Mapping[str, str] = field(default_factory=dict)  # the user's files it was read from, with their SHA-256
+    decode: Decode | None = None  # how inputs of type uint8 become numbers, where a minibatch enters the model
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,11 +61,12 @@ class Federation:
         return self.clients[self.names[client]]
 
     def to(self, device: torch.device) -> Federation:
-        return Federation(self.name, self.x.to(device), self.y.to(device), self.clients, self.num_classes)
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), weights=weights)
 
 
 def from_clients(
-    clients: Sequence[tuple[Tensor, Tensor]] | Mapping[str, tuple[Tensor, Tensor]],
+    clients: Sequence[Client] | Mapping[str, Client],
     *,
     name: str = "own-data",
     num_classes: int | None = None,
@@ -65,11 +75,13 @@ def from_clients(
     test: float = 0.3,
     seed: int = 0,
 ) -> Federation:
-    """A federation from one (x, y) pair of tensors a client; each client's examples are split for it.
+    """A federation from one (x, y) pair of tensors, or one map-style dataset of such pairs, a client.
 
+    Each client's examples are split for it.
     Classes are 0, 1, ...; targets of a floating-point type mean regression unless `regression=False`.
     """
-    named = clients if isinstance(clients, Mapping) else {f"client-{i + 1}": pair for i, pair in enumerate(clients)}
+    given = clients if isinstance(clients, Mapping) else {f"client-{i + 1}": each for i, each in enumerate(clients)}
+    named = {name: gather(name, each) if isinstance(each, Dataset) else each for name, each in given.items()}
     if not named:
         raise DataError("a federation needs at least one client")
     xs, ys, splits, start = [], [], {}, 0
@@ -101,20 +113,44 @@ def from_clients(
 
 
 def split_client(
-    client: str, size: int, labels: NDArray[np.generic] | None, validation: float, test: float, seed: int
+    client: str,
+    size: int,
+    labels: NDArray[np.generic] | None,
+    validation: float,
+    test: float,
+    seed: int,
+    *,
+    groups: NDArray[np.generic] | None = None,
 ) -> Split:
     """Random train / validation / test positions of one client, each with at least one example.
 
-    Stratified: the examples are dealt class by class, so each part has every class in proportion, to rounding.
+    `validation` and `test` are shares below 1, or from 1 numbers of examples. Stratified: the examples are dealt class
+    by class, so each part has every class in proportion, to rounding. Examples of one of `groups` (a patient) stay
+    together; then groups are dealt by their most frequent class.
     """
-    if not (validation > 0 and test > 0 and validation + test < 1):
+    if not (validation > 0 and test > 0 and validation % 1 + test % 1 < 1):
         raise DataError(f"validation ({validation}) and test ({test}) are shares above 0 whose sum is below 1")
     if size < 3:
         raise DataError(
             f"client '{client}' has {size} example{'s' * (size != 1)}: at least 3 are needed, one each to train, "
             f"validate and test; leave it out or give it more data"
         )
+    num_test, num_validation = (max(round(size * part), 1) if part < 1 else int(part) for part in (test, validation))
+    if max(test, validation) >= 1 and num_test + num_validation >= size:
+        raise DataError(
+            f"client '{client}' has {size} examples, which leave nothing to train on after {num_test} to test and "
+            f"{num_validation} to validate: leave it out or give it more data"
+        )
     draw = rng.generator(seed, "split", client)
+    if groups is not None:
+        return _split_groups(client, groups, labels, num_validation, num_test, draw)
+    num_test = min(num_test, size - 2)
+    num_validation = min(num_validation, size - num_test - 1)
+    return _cut(_dealt(size, labels, draw), num_test, num_validation)
+
+
+def _dealt(size: int, labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
+    """A random order in which the classes are evenly spread."""
     order = draw.permutation(size)
     if labels is not None:
         # Spread each class evenly over [0, 1): cutting that line anywhere keeps the classes in proportion.
@@ -123,11 +159,41 @@ def split_client(
             members = order[labels[order] == label]
             place[members] = (np.arange(len(members)) + draw.random()) / len(members)
         order = np.argsort(place, kind="stable")
-    num_test = min(max(round(size * test), 1), size - 2)
-    num_validation = min(max(round(size * validation), 1), size - num_test - 1)
+    return order
+
+
+def _cut(order: Index, num_test: int, num_validation: int) -> Split:
     cuts = [num_test, num_test + num_validation]
     test_part, validation_part, train_part = (np.sort(part).astype(np.int64) for part in np.split(order, cuts))
     return Split(train_part, validation_part, test_part)
+
+
+def _split_groups(
+    client: str,
+    groups: NDArray[np.generic],
+    labels: NDArray[np.generic] | None,
+    num_validation: int,
+    num_test: int,
+    draw: np.random.Generator,
+) -> Split:
+    names, owner = np.unique(groups, return_inverse=True)
+    if len(names) < 3:
+        raise DataError(
+            f"client '{client}' has {len(names)} group{'s' * (len(names) != 1)}: at least 3 are needed, one each to "
+            f"train, validate and test; leave it out or give it more data"
+        )
+    usual = None
+    if labels is not None:
+        kinds, kind = np.unique(labels, return_inverse=True)
+        count = np.zeros((len(names), len(kinds)), np.int64)
+        np.add.at(count, (owner, kind), 1)
+        usual = count.argmax(1)
+    order = _dealt(len(names), usual, draw)
+    rows = np.bincount(owner)[order].cumsum()  # examples in the first so many groups
+    first = 1 + int(np.abs(rows[:-2] - num_test).argmin())
+    second = first + 1 + int(np.abs(rows[first:-1] - rows[first - 1] - num_validation).argmin())
+    split = _cut(order, first, second - first)
+    return Split(*(np.flatnonzero(np.isin(owner, split[part])) for part in ("train", "validation", "test")))
 
 
 def _check(federation: Federation) -> None:

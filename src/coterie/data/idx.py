@@ -1,68 +1,156 @@
-"""MNIST and Fashion-MNIST in their published form: four gzipped idx files.
-
-They are looked for under the folder in the environment variable COTERIE_DATA, then where Debian's package
-`dataset-fashion-mnist` puts them. A file that is missing or damaged is named, with what to do.
-"""
+"""The idx format of MNIST, Fashion-MNIST and EMNIST: a magic number, the shape, and bytes; plain, gzipped, or (EMNIST)
+gzipped in a zip archive. A file that is missing or damaged is named, with what to do."""
 
 from __future__ import annotations
 
 import gzip
-import os
+import math
+import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import torch
 
+from coterie.data.locations import Files
+from coterie.data.pool import Pool
 from coterie.errors import DataError
 
-FOLDERS = {
-    "mnist": ([], "copy the four files of MNIST (train-images-idx3-ubyte.gz, ...)"),
+MOST_BYTES = 2**33  # no published file is larger
+_DIGITS = "0123456789"
+_CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CLASSES = {
+    "mnist": tuple(_DIGITS),
     "fashion-mnist": (
-        [Path("/usr/share/datasets/fashion-mnist")],
-        "install Debian's package dataset-fashion-mnist, or copy the four files (train-images-idx3-ubyte.gz, ...)",
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
+    "emnist-byclass": tuple(_DIGITS + _CAPITALS + _CAPITALS.lower()),
+    "emnist-balanced": tuple(_DIGITS + _CAPITALS + "abdefghnqrt"),  # letters of one shape in both cases are one class
+}
+_FOUR = "the four files train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, ..."
+_EMNIST = "'coterie data get emnist' fetches NIST's archive gzip.zip (562 MB)"
+FILES = {
+    "mnist": Files(
+        "mnist",
+        ("mnist", "MNIST/raw"),
+        ("train-images-idx3-ubyte*",),
+        f"'coterie data get mnist' fetches it; or copy {_FOUR}",
+    ),
+    "fashion-mnist": Files(
+        "fashion-mnist",
+        ("fashion-mnist", "FashionMNIST/raw"),
+        ("train-images-idx3-ubyte*",),
+        "'coterie data get fashion-mnist' fetches it; or install Debian's package dataset-fashion-mnist, or copy "
+        + _FOUR,
+        ("/usr/share/datasets/fashion-mnist",),
+    ),
+    **{
+        name: Files(
+            name,
+            ("emnist", "emnist/gzip", "EMNIST/raw"),
+            (f"{name}-train-images-idx3-ubyte*", "gzip.zip"),
+            f"{_EMNIST}; or copy its {name}-train-images-idx3-ubyte.gz and the three beside it",
+        )
+        for name in ("emnist-byclass", "emnist-balanced")
+    },
 }
 
 
-def load_idx_pool(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(images [70000, 28, 28] uint8, labels [70000]): the official training and test files laid end to end."""
-    folder = find_folder(name)
-    images = [read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3) for part in ("train", "t10k")]
-    labels = [read_idx(folder / f"{part}-labels-idx1-ubyte.gz", 1) for part in ("train", "t10k")]
-    for part, found, wanted in zip(("train", "t10k"), images, labels, strict=True):
-        if len(found) != len(wanted):
-            raise DataError(f"'{folder}': {len(found)} {part} images but {len(wanted)} labels")
-    return np.concatenate(images), np.concatenate(labels).astype(np.int64)
+def read_pool(name: str, folder: Path) -> Pool:
+    """The official training and test files laid end to end; images [n, 1, height, width]."""
+    prefix, parts = (f"{name}-", ("train", "test")) if name.startswith("emnist") else ("", ("train", "t10k"))
+    images, labels = (
+        [folder / f"{prefix}{part}-{what}-ubyte.gz" for part in parts] for what in ("images-idx3", "labels-idx1")
+    )
+    shapes = [read_shape(path, 3) for path in images]
+    if shapes[0][1:] != shapes[1][1:]:
+        raise DataError(f"'{images[1]}' has images of {shapes[1][1:]} pixels, '{images[0]}' of {shapes[0][1:]}")
+    if prefix and shapes[0][1] != shapes[0][2]:
+        raise DataError(f"'{images[0]}' has images of {shapes[0][1:]} pixels: EMNIST's are square")
+    x = np.empty((shapes[0][0] + shapes[1][0], 1, *shapes[0][1:]), np.uint8)
+    y = []
+    for path, of, place in zip(images, labels, np.split(x[:, 0], [shapes[0][0]]), strict=True):
+        given = read_idx(of, 1)
+        if len(given) != len(place):
+            raise DataError(f"'{path}' has {len(place)} images but '{of}' {len(given)} labels")
+        check_labels(given, len(CLASSES[name]), str(of))
+        y.append(given.astype(np.int64))
+        read_idx(path, 3, place)
+    if prefix:  # EMNIST's images are published with rows and columns exchanged
+        for start in range(0, len(x), 4096):
+            x[start : start + 4096] = x[start : start + 4096].transpose(0, 1, 3, 2).copy()
+    labelled = torch.from_numpy(np.concatenate(y))
+    is_test = np.arange(len(x)) >= shapes[0][0]
+    return Pool(name, torch.from_numpy(x), labelled, len(CLASSES[name]), CLASSES[name], published_test=is_test)
 
 
-def find_folder(name: str) -> Path:
-    installed, advice = FOLDERS[name]
-    own = os.environ.get("COTERIE_DATA")
-    places = [*([Path(own) / name] if own else []), *installed]
-    for place in places:
-        if (place / "train-images-idx3-ubyte.gz").exists():
-            return place
-    into = f"'{places[0]}'" if own else f"a folder '{name}' and name its parent in COTERIE_DATA"
-    raise DataError(f"the data set {name} is not here: {advice} into {into}")
+def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
+    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(bad):
+        raise DataError(
+            f"'{where}': the label {labels[bad[0]]} of example {bad[0]} (from 0) is out of range: there are {classes} "
+            f"classes, 0 to {classes - 1}; {len(bad)} label{'s are' if len(bad) > 1 else ' is'} wrong: get it again"
+        )
 
 
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array in a gzipped idx file of unsigned bytes."""
+def read_idx(path: Path, dimensions: int, out: np.ndarray | None = None) -> np.ndarray:
+    """The array in an idx file of unsigned bytes (into `out`, if given, which has its shape).
+
+    `path` ends in .gz; the file may also be there without it, or inside gzip.zip.
+    """
+    with _opened(path) as (file, shown):
+        shape = _shape(file, dimensions, shown)
+        out = np.empty(shape, np.uint8) if out is None else out  # memory is taken only as it is written to
+        whole, size = memoryview(out.reshape(-1)), 0  # type: ignore[arg-type]
+        while size < len(whole) and (read := file.readinto(whole[size : size + 2**22])):  # type: ignore[attr-defined]
+            size += read
+        left = len(file.read(1))
+        if size < len(whole) or left:
+            more = "more" if left else f"{size} bytes"
+            raise DataError(f"'{shown}' says it holds {shape} but has {more}: get it again")
+        return out
+
+
+def read_shape(path: Path, dimensions: int) -> tuple[int, ...]:
+    with _opened(path) as (file, shown):
+        return _shape(file, dimensions, shown)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], str]]:
+    plain, archive = path.with_suffix(""), path.parent / "gzip.zip"
     try:
-        with gzip.open(path) as file:
-            data = file.read()
-    except FileNotFoundError:
-        raise DataError(f"'{path}' is missing") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"'{path}' is damaged or not a gzip file ({error}): copy it again") from error
-    if data[:4] != bytes([0, 0, 8, dimensions]):
+        if path.exists():
+            with gzip.open(path) as file:
+                yield file, str(path)  # type: ignore[misc]
+        elif plain.exists():
+            with plain.open("rb") as file:
+                yield file, str(plain)
+        elif archive.exists():
+            with zipfile.ZipFile(archive) as whole:
+                member = next((name for name in whole.namelist() if Path(name).name == path.name), None)
+                if member is None:
+                    raise DataError(f"'{archive}' holds no {path.name}: get it again")
+                with whole.open(member) as packed, gzip.open(packed) as file:
+                    yield file, f"{archive}/{member}"  # type: ignore[misc]
+        else:
+            raise DataError(f"'{path}' is missing")
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"'{path}' is damaged or not a gzip file ({error}): get it again") from error
+
+
+def _shape(file: IO[bytes], dimensions: int, shown: str) -> tuple[int, ...]:
+    head, magic = file.read(4 + 4 * dimensions), bytes([0, 0, 8, dimensions])
+    if head[:4] != magic or len(head) < 4 + 4 * dimensions:
         raise DataError(
-            f"'{path}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes are wrong"
+            f"'{shown}' is not an idx file of bytes with {dimensions} dimension(s): its first bytes are wrong (the "
+            f"magic number is {head[:4].hex(' ') or 'missing'}, not {magic.hex(' ')}); get it again"
         )
-    shape = np.frombuffer(data, ">u4", dimensions, offset=4)
-    start = 4 + 4 * dimensions
-    if len(data) - start != int(np.prod(shape, dtype=np.int64)):
-        raise DataError(
-            f"'{path}' says it holds {tuple(map(int, shape))} but has {len(data) - start} bytes: copy it again"
-        )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    shape = tuple(int(size) for size in np.frombuffer(head, ">u4", dimensions, offset=4))
+    if math.prod(shape) > MOST_BYTES:
+        raise DataError(f"'{shown}' says it holds {shape}, which is too large to be true: get it again")
+    return shape

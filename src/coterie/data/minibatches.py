@@ -60,6 +60,8 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         mask[row, :, :steps] = used
         key[row, :, :steps] = generator.integers(2**62, size=(epochs, steps))
     device = federation.x.device
+    if federation.weights is not None:
+        mask *= federation.weights.cpu().numpy()[index]
     return Batches(
         x=federation.x,
         y=federation.y,

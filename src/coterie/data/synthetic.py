@@ -13,6 +13,9 @@ deviation of its own training examples, which takes b_i away again.
 - quantity skew: 5 clients of 2,000 and 5 of 500, half of each class;
 - label skew: 10 clients of 2,000; 5 with half of each class, 5 with 85 % of class 0.
 
+All three have the clients' own A_i and b_i. With `feature_skew=False` clients see x itself, so that quantity and label
+skew can be had on their own.
+
 The authors keep a constant column with the client's number as a 31st input; scaling makes it zero, so it is left out.
 """
 
@@ -36,6 +39,7 @@ def synthetic(
     *,
     sizes: Sequence[int] = (2000,) * CLIENTS,
     share_of_0: Sequence[float] = (0.5,) * CLIENTS,
+    feature_skew: bool = True,
     validation: float = 0.1,
     test: float = 0.3,
 ) -> Federation:
@@ -46,7 +50,8 @@ def synthetic(
         client = f"client-{i + 1}"
         draw = rng.generator(seed, "synthetic", client)
         x, y = _points(draw, int(share * size), size, rotation)
-        x = x @ draw.standard_normal((DIM, DIM)) + 5 * (i + 1) * draw.standard_normal(DIM)
+        if feature_skew:
+            x = x @ draw.standard_normal((DIM, DIM)) + 5 * (i + 1) * draw.standard_normal(DIM)
         split = split_client(client, size, y, validation, test, seed)
         x = (x - x[split.train].mean(0)) / x[split.train].std(0)
         xs.append(x.astype(np.float32))

@@ -19,6 +19,7 @@ from coterie import rng, tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
+from coterie.decode import Decode
 from coterie.deploy.refused import Refused
 from coterie.engine.engine import one_thread
 from coterie.errors import ConfigError, DataError
@@ -29,6 +30,8 @@ from coterie.method import Population
 from coterie.models import find_model
 from coterie.task import Task, make_task
 from coterie.tree import Tree
+
+DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.uint8, torch.int64)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Declaration:
     shape: tuple[int, ...]  # of an input
     y_shape: tuple[int, ...]  # of a target
     classes: int | None  # None: regression
+    dtype: str = "float32"  # of the inputs
+    decode: Any = None  # how bytes become numbers, as JSON
 
     @classmethod
     def read(cls, told: Any) -> Declaration:
@@ -51,18 +56,24 @@ class Declaration:
             classes = told["classes"]
             if any(type(number) is not int or number < 1 for number in numbers) or max(sizes.values()) > 10**9:
                 raise ValueError
+            Decode.from_json(told["decode"])
+            if told["dtype"] not in DTYPES:
+                raise ValueError
             if classes is not None and (type(classes) is not int or not 2 <= classes <= 10**6):
                 raise ValueError
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, DataError) as error:
             raise Refused("bad-header", "what the site declares cannot be read") from error
-        return cls(sizes["train"], sizes["validation"], sizes["test"], shapes["shape"], shapes["y_shape"], classes)
+        form = (shapes["shape"], shapes["y_shape"], classes, told["dtype"], told["decode"])
+        return cls(sizes["train"], sizes["validation"], sizes["test"], *form)
 
 
 def declare(federation: Federation) -> Declaration:
     """Of a federation that holds one client."""
-    split = federation.split(0)
+    split, decode = federation.split(0), federation.decode
+    shapes = tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:])
     sizes = len(split.train), len(split.validation), len(split.test)
-    return Declaration(*sizes, tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:]), federation.num_classes)
+    dtype = str(federation.x.dtype).removeprefix("torch.")
+    return Declaration(*sizes, *shapes, federation.num_classes, dtype, decode and decode.to_json())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +84,8 @@ class Facts:
     y_shape: tuple[int, ...]
     classes: int | None
     largest: int  # training examples of the largest site
+    dtype: str = "float32"  # of the inputs
+    decode: Any = None
 
     @classmethod
     def read(cls, told: Any) -> Facts:
@@ -90,6 +103,10 @@ class Facts:
     def outputs(self) -> int:
         return self.classes or int(np.prod(self.y_shape, dtype=int))
 
+    def blank(self, number: int) -> torch.Tensor:
+        """Inputs of the right form."""
+        return torch.zeros(number, *self.shape, dtype=DTYPES[self.dtype])
+
     def plan(self, config: Config) -> Plan:
         return dataclasses.replace(config.plan(), width=min(config.batch_size, self.largest))
 
@@ -98,15 +115,16 @@ def gather(config: Config, declared: Mapping[str, Declaration]) -> Facts:
     """Raises `DataError` naming the sites that do not fit together."""
     first_name, first = next(iter(declared.items()))
     for name, each in declared.items():
-        if (each.shape, each.y_shape, each.classes is None) != (first.shape, first.y_shape, first.classes is None):
+        if _form(each) != _form(first):
             raise DataError(
-                f"site '{name}' has inputs of shape {each.shape} and {_targets(each)}, but '{first_name}' has "
-                f"{first.shape} and {_targets(first)}: all sites need the same columns"
+                f"site '{name}' has inputs of shape {each.shape} ({each.dtype}) and {_targets(each)}, but "
+                f"'{first_name}' has {first.shape} ({first.dtype}) and {_targets(first)}: sites need the same columns"
             )
     classes = None if first.classes is None else max(each.classes or 2 for each in declared.values())
     largest = max(each.train for each in declared.values())
     audience = config.participants(len(declared))
-    return Facts(len(declared), audience, first.shape, first.y_shape, classes, largest)
+    forms = (first.shape, first.y_shape, classes, largest, first.dtype, first.decode)
+    return Facts(len(declared), audience, *forms)
 
 
 def hollow(config: Config, declared: Mapping[str, Declaration], facts: Facts) -> Federation:
@@ -130,7 +148,8 @@ def build_task(config: Config, model: Model, facts: Facts) -> Task:
     if not isinstance(module, torch.nn.Module):
         raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
     try:
-        return make_task(module, facts.kind, facts.classes, torch.zeros(2, *facts.shape), head=config.head)
+        own: dict[str, Any] = {"head": config.head, "decode": Decode.from_json(facts.decode)}
+        return make_task(module, facts.kind, facts.classes, facts.blank(2), **own)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
 
@@ -147,13 +166,18 @@ def message_forms(method: AnyMethod, task: Task, server: Tree, config: Config, f
     """
     plan = facts.plan(config)
     steps = torch.zeros(1 if plan.steps else plan.epochs, plan.steps or 1, 2, dtype=torch.int64)
-    x = torch.zeros(2, *facts.shape)
+    x = facts.blank(2)
     y = torch.zeros(2, *facts.y_shape, dtype=torch.float32 if facts.classes is None else torch.int64)
     batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(2.0))
     down = tree.rows(method.dispatch(server, torch.tensor([0]), torch.Generator()), 0)
     with one_thread():
         _, up, info = method.local_update(task, method.init_client(task.init()), down, batches)
     return up, info
+
+
+def _form(declared: Declaration) -> tuple[Any, ...]:
+    """What all sites must have in common."""
+    return declared.shape, declared.y_shape, declared.classes is None, declared.dtype, declared.decode
 
 
 def _targets(declared: Declaration) -> str:

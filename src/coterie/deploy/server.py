@@ -36,7 +36,7 @@ from coterie.evaluation.metrics import METRICS
 from coterie.experiment.config import Config, to_toml
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
-from coterie.experiment.run import _local_like, _record
+from coterie.experiment.run import _record, local_like
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.simulation import Round, Simulation, State
 from coterie.hyper import AnyMethod
@@ -111,7 +111,7 @@ class Rounds:
         up, info = message_forms(method, task, start, config, facts)
         alone_info: Tree = {}
         if config.reference and config.method != "local":
-            alone_info = message_forms(_local_like(method), task, (), config, facts)[1]
+            alone_info = message_forms(local_like(method), task, (), config, facts)[1]
         names = federation.names
         near = None
         if peers is not None:
@@ -127,7 +127,7 @@ class Rounds:
         alone = beside.read_rounds(ledger.round - 1) if alone_info else []
         if alone_info:
             if not (beside.path / "config.toml").exists():
-                beside.create(to_toml(setup.with_method(_local_like(method)).config.to_file()))
+                beside.create(to_toml(setup.with_method(local_like(method)).config.to_file()))
             beside.rewrite_rounds(alone)
         forms = Forms(up, info, alone_info, near)
         return cls(server, ledger, joining, folder, facts, setup, sim, forms, records, alone)
@@ -174,7 +174,7 @@ class Rounds:
         self._deliver(number, letters, _finished, frozenset(), need=0)
         reference = None
         if self.alone:
-            local = self.setup.with_method(_local_like(self.server.method))
+            local = self.setup.with_method(local_like(self.server.method))
             beside = self.server.out / "reference"
             reference = outcome.conclude(local, beside, self.alone, self.ledger.best_alone, None)
         result = outcome.conclude(self.setup, self.server.out, self.records, self.ledger.best, None, reference)

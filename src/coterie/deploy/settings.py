@@ -13,14 +13,16 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from coterie.data import SOURCES
+from coterie.data.loading import is_known
 from coterie.deploy.contract import Rules
 from coterie.errors import ConfigError
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.setup import optimizer_values
 from coterie.hyper import AnyMethod, values_of
 
-SIMULATOR = ("engine", "compile", "workers", "memory", "checkpoint_every")  # what only a simulation has
+# What only a simulation has, and a published setting's name, all of whose values are here already.
+SIMULATOR = ("engine", "compile", "workers", "memory", "checkpoint_every", "holdout", "track", "setting")
+LISTS = ("silos", "columns", "missing", "drop")
 
 
 class Deploy(BaseModel):
@@ -66,7 +68,10 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
     for one, other in {"local_steps": "local_epochs", "clients_per_round": "fraction"}.items():
         if one in values:
             values.pop(other, None)
-    own_data = own_data or values.get("data") not in SOURCES
+    values |= {key: values[key].split(";") for key in LISTS if isinstance(values.get(key), str)}
+    if values.get("silos"):
+        values.pop("data", None)
+    own_data = own_data or not (values.get("silos") or is_known(str(values.get("data"))))
     problems: list[str] = []
     config, method, settings = None, None, None
     if own_model:
@@ -94,7 +99,7 @@ def flatten(config: Config) -> dict[str, Any]:
         if key in TABLES:
             flat |= {f"{key}.{name}": each for name, each in value.items() if each is not None}
         elif isinstance(value, list):
-            flat[key] = ";".join(",".join(edge) for edge in value)
+            flat[key] = ";".join(each if isinstance(each, str) else ",".join(each) for each in value)
         else:
             flat[key] = "" if value is None else value
     return flat

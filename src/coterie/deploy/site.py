@@ -7,6 +7,7 @@ The same message again is answered from the store.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import traceback
@@ -241,5 +242,14 @@ def one_client(federation: Federation, name: str) -> Federation:
     for part in parts:
         places.append(torch.arange(start, start + len(part)).numpy())
         start += len(part)
-    own = type(split)(*places)
-    return Federation(federation.name, federation.x[where], federation.y[where], {name: own}, federation.num_classes)
+    weights = None if federation.weights is None else federation.weights[where]
+    known = {name: federation.preprocessing[name]} if name in federation.preprocessing else {}
+    return dataclasses.replace(
+        federation,
+        x=federation.x[where],
+        y=federation.y[where],
+        weights=weights,
+        clients={name: type(split)(*places)},
+        preprocessing=known,
+        files={},
+    )

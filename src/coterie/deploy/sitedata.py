@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from coterie.data import SOURCES, Federation, load
-from coterie.data.federation import split_client
+from coterie.data import Federation, from_clients
+from coterie.data.loading import is_known
+from coterie.data.silos import Silos, load_silos
+from coterie.data.weights import balanced
 from coterie.deploy.site import one_client
 from coterie.errors import ConfigError, DataError
 from coterie.experiment.config import Config
+from coterie.experiment.setup import make_federation
 from coterie.models import import_path
 
 Node = Mapping[str, Any]
@@ -28,12 +28,12 @@ def site_data(config: Config, node: Node, name: str, data: DataFunction | None) 
         found: Any = import_path(where, "data function")
         data = found
     if data is not None:
-        return from_pair(name, data(dict(node)), config)
+        return _weighted(from_function(name, data(dict(node)), config), config)
     if where:
-        return read_csv(Path(where), name, node.get("target"), config, str(node.get("kind", "classification")))
-    if config.data not in SOURCES:
+        return _weighted(from_file(where, name, node, config), config)
+    if not named(config):
         raise ConfigError([f"site '{name}' has no data: name a file with data=..., or give client_app a data function"])
-    federation = load(config.data, config.seed, config.validation, config.test)
+    federation = make_federation(config)
     if name not in federation.names:
         raise ConfigError([f"'{config.data}' has no client '{name}'; it has {', '.join(federation.names)}"])
     return one_client(federation, name)
@@ -44,51 +44,36 @@ def site_name(config: Config, node: Node) -> str:
     if node.get("client"):
         return str(node["client"])
     place = int(node.get("partition-id", 0))
-    if config.data in SOURCES and not node.get("data"):
-        return load(config.data, config.seed, config.validation, config.test).names[place]
+    if named(config) and not node.get("data"):
+        return make_federation(config).names[place]
     return f"client-{place + 1}"
 
 
-def from_pair(name: str, given: Any, config: Config) -> Federation:
+def named(config: Config) -> bool:
+    """Whether the settings themselves say where the data is."""
+    return bool(config.silos) or is_known(config.data)
+
+
+def from_function(name: str, given: Any, config: Config) -> Federation:
     """What a data function gives: (inputs, targets), or a federation that has this client."""
     if isinstance(given, Federation):
         return one_client(given, name)
-    try:
-        x, y = (torch.as_tensor(part) for part in given)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"site '{name}': its data function gives {type(given).__name__}, not (inputs, targets)"
-        ) from error
-    regression = y.is_floating_point()
-    y = y.float() if regression else y.long()
-    split = split_client(name, len(x), None if regression else y.numpy(), config.validation, config.test, config.seed)
-    classes = None if regression else max(int(y.max()) + 1, 2)
-    return Federation(config.data, x if x.is_floating_point() else x.float(), y, {name: split}, classes)
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"site '{name}': its data function gives a {type(given).__name__}, not (inputs, targets)")
+    pair, seed = (given[0], given[1]), config.seed
+    return from_clients({name: pair}, name=config.data, seed=seed, validation=config.validation, test=config.test)
 
 
-def read_csv(path: Path, name: str, target: Any, config: Config, kind: str) -> Federation:
-    """A table of numbers with a header; inputs are scaled by mean and deviation of the site's training examples."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from error
-    header, rows = (rows[0] if rows else []), rows[1:]
-    column = str(target) if target else (header[-1] if header else "")
-    if column not in header or not rows:
-        raise DataError(f"'{path}' has no rows, or no column '{column}'; it has {', '.join(header)}")
-    table = np.empty((len(rows), len(header)), np.float64)
-    for number, row in enumerate(rows, 2):
-        for place, title in enumerate(header):
-            try:
-                table[number - 2, place] = float(row[place])
-            except (ValueError, IndexError):
-                cell = row[place] if place < len(row) else ""
-                raise DataError(f"'{path}' line {number}, column '{title}': '{cell}' is not a number") from None
-    at = header.index(column)
-    y = torch.from_numpy(table[:, at].astype(np.float32 if kind == "regression" else np.int64))
-    x = np.delete(table, at, 1)
-    own = from_pair(name, (torch.from_numpy(x.astype(np.float32)), y), config)
-    train = x[own.split(0).train]
-    scaled = ((x - train.mean(0)) / np.where(train.std(0) > 0, train.std(0), 1)).astype(np.float32)
-    return Federation(own.name, torch.from_numpy(scaled), own.y, own.clients, own.num_classes)
+def from_file(where: str, name: str, node: Node, config: Config) -> Federation:
+    """A CSV or Parquet file, read as `coterie run --silos` reads it; columns and classes as in the schema, if given."""
+    given = {key: str(node[key]) for key in ("target", "schema", "group") if node.get(key)}
+    columns = given if given.get("target") or given.get("schema") else {**given, "target": config.target}
+    silos = Silos((where,), **columns, regression=True if node.get("kind") == "regression" else config.regression)
+    found = load_silos(silos, validation=config.validation, test=config.test, seed=config.seed)
+    stem = found.names[0]
+    known = {name: found.preprocessing[stem]}
+    return dataclasses.replace(found, name=config.data, clients={name: found.clients[stem]}, preprocessing=known)
+
+
+def _weighted(federation: Federation, config: Config) -> Federation:
+    return balanced(federation) if config.class_weights else federation

@@ -5,6 +5,7 @@ RUN/flower/ holds what it needs: certs, the app, Flower's home, logs, and sites/
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import time
@@ -15,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from coterie.deploy import app, certs, outcome
-from coterie.deploy.facts import build_task, gather, hollow
+from coterie.deploy.facts import gather
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.processes import Process, call, environment, free_ports, program, wait_for_port
 from coterie.deploy.settings import quoted
+from coterie.deploy.work import Bench
+from coterie.engine import make_peers
 from coterie.errors import ConfigError, CoterieError
-from coterie.evaluation.metrics import METRICS
 from coterie.experiment import files
-from coterie.experiment.config import Config, read_toml
+from coterie.experiment.config import read_toml
 from coterie.experiment.folder import RunFolder, safe_name
 from coterie.experiment.result import Result
-from coterie.experiment.run import _local_like
+from coterie.experiment.run import local_like
 from coterie.experiment.setup import Setup
-from coterie.hyper import AnyMethod
+from coterie.method import Population
 
 Watch = Callable[[dict[str, Any]], None]  # is told the table of sites, again and again
 START = 60.0  # seconds for a process to answer
@@ -117,30 +119,21 @@ def federation(work: Path, names: Sequence[str], data: str = "") -> Iterator[Fed
         running.stop()
 
 
-def up(
-    config: Config,
-    method: AnyMethod,
-    names: Sequence[str],
-    out: Path,
-    deploy: dict[str, Any],
-    watch: Watch,
-    limit: float,
-) -> Result:
-    """Run (or, where `out` holds its ledger, go on with) a federation of these clients of a data set."""
-    work = out.resolve() / "flower"
+def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: float) -> Result:
+    """Run (or, where `out` holds its ledger, go on with) a federation; its clients are sites on this machine."""
+    work, names = out.resolve() / "flower", setup.federation.names
     going_on = (out / "deployment.json").exists()
     if going_on and Ledger.load(out).finished:
         raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
     settings = {"sites": len(names), "names": ",".join(names), "out": str(out.resolve()), **deploy}
     settings |= {"key": str(work / "certs" / "server-app.key"), "keys": str(work / "certs" / "keys")}
     if not (work / "app" / "pyproject.toml").exists():
-        app.write(work / "app", config, settings)
+        app.write(work / "app", setup.config, settings)
     (out / "error.json").unlink(missing_ok=True)
     with federation(work, names) as running:
         running.submit(resume=going_on)
         wait(running, out, watch, limit)
-    collect(out, work, names)
-    return read_back(config, method, out)
+    return collect(setup, out)
 
 
 def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
@@ -162,36 +155,47 @@ def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
     )
 
 
-def collect(out: Path, work: Path, names: Sequence[str]) -> None:
-    """The sites are on this machine: their models are laid into the run folder too, as a simulation has them."""
-    run = Ledger.load(out).run
-    for name in names:
-        result = work / "sites" / safe_name(name) / safe_name(run) / safe_name(name) / "result"
-        for part in ("", "reference"):
-            source = result / part / "clients"
-            if source.is_dir():
-                shutil.copytree(source, out / part / "clients", dirs_exist_ok=True)
-
-
-def read_back(config: Config, method: AnyMethod, out: Path) -> Result:
-    """What the server wrote, as a result."""
+def collect(setup: Setup, out: Path) -> Result:
+    """The run folder as a simulation leaves it: the sites are on this machine, so their models, and what these say of
+    the test examples, are at hand. Without those of a site that wrote none, it stays as the server left it."""
     ledger = Ledger.load(out)
-    facts = gather(config, ledger.declared)
-    task = build_task(config, config.model, facts)
-    metric = config.select or METRICS[task.kind][0]
-    setup = Setup(config, method, hollow(config, ledger.declared, facts), task, metric)
+    local = setup.with_method(local_like(setup.method)) if (out / "reference" / "rounds.jsonl").exists() else None
     reference = None
-    if (out / "reference" / "rounds.jsonl").exists():
-        alone = RunFolder(out / "reference").read_rounds(config.rounds)
-        local = setup.with_method(_local_like(method))
-        reference = outcome.conclude(local, out / "reference", alone, ledger.best_alone, None)
-    return outcome.conclude(setup, out, RunFolder(out).read_rounds(config.rounds), ledger.best, None, reference)
+    if local is not None:
+        beside = out / "reference"
+        alone = RunFolder(beside).read_rounds(local.config.rounds)
+        reference = outcome.conclude(local, beside, alone, ledger.best_alone, _taken(local, out, ledger, "reference"))
+    records, taken = RunFolder(out).read_rounds(setup.config.rounds), _taken(setup, out, ledger, "")
+    result = outcome.conclude(setup, out, records, ledger.best, taken, reference)
+    if taken is not None and (reference is None or len(reference.predictions.owner)):
+        outcome.complete(result, setup, out)
+    return result
 
 
-def check_names(names: Sequence[str], sites: int | None, data: str) -> Sequence[str]:
-    if sites is not None and not 1 <= sites <= len(names):
-        raise ConfigError([f"--sites {sites}: {data} has {len(names)} clients"])
-    return names[: sites or len(names)]
+def _taken(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome.Taken | None:
+    size = len(setup.federation.names)
+    people = Population(size, setup.config.participants(size), setup.task)
+    bench = Bench(setup.config, setup.method, gather(setup.config, ledger.declared), setup.federation, setup.task, None)
+    form = bench.view_form(people)
+    found = []
+    for name in setup.federation.names:
+        place = out / "flower" / "sites" / safe_name(name) / safe_name(ledger.run) / safe_name(name) / "result" / part
+        if not (place / "predictions.safetensors").exists():
+            return None
+        found.append(outcome.read_taken(place, name, form))
+    return outcome.together(found)
+
+
+def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
+    """The same run with some clients only: the first `sites`, or those named."""
+    whole = setup.federation
+    if isinstance(sites, int) and not 1 <= sites <= len(whole.names):
+        raise ConfigError([f"--sites {sites}: {setup.config.data} has {len(whole.names)} clients"])
+    names = whole.names[:sites] if isinstance(sites, int) else sites
+    some = dataclasses.replace(whole, clients={name: whole.clients[name] for name in names})
+    return dataclasses.replace(
+        setup, federation=some, peers=make_peers(setup.config.topology, some.names, setup.config.seed)
+    )
 
 
 def app_config(folder: Path) -> dict[str, Any]:

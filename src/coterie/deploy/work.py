@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 import torch
 
 from coterie import rng, tree
+from coterie.batches import Batches
 from coterie.data.federation import Federation
 from coterie.deploy.facts import Facts, build_task, message_forms, population
+from coterie.deploy.outcome import Taken
 from coterie.deploy.places import Elsewhere, Own
 from coterie.engine import Central, Engine
 from coterie.experiment.config import Config
-from coterie.experiment.run import _local_like
+from coterie.experiment.run import local_like
 from coterie.experiment.setup import Model
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
+from coterie.method import Population
 from coterie.task import Task
 from coterie.tree import Tree
 
@@ -48,8 +51,8 @@ class Bench:
 
     @classmethod
     def build(cls, config: Config, method: AnyMethod, model: Model, facts: Facts, own: Federation) -> Bench:
-        federation = Federation(own.name, own.x, own.y, own.clients, facts.classes)
-        local = _local_like(method) if config.reference and config.method != "local" else None
+        federation = dataclasses.replace(own, num_classes=facts.classes)
+        local = local_like(method) if config.reference and config.method != "local" else None
         return cls(config, method, facts, federation, build_task(config, model, facts), local)
 
     def initial(self) -> Private:
@@ -77,6 +80,15 @@ class Bench:
             shared = self.method.global_model(server)
             form |= {} if shared is None else {"shared": shared}
         return form
+
+    def view_form(self, people: Population) -> Tree:
+        """The structure of a client's view, from the initial model without training."""
+        params, steps = self.task.init(), torch.zeros(self.method.personalize_epochs, 1, 2, dtype=torch.int64)
+        server = self.method.init_server(params, people)
+        down = tree.rows(self.method.deploy(server, torch.tensor([0]), torch.Generator()), 0)
+        pool = (self.federation.x[:2], self.federation.y[:2])
+        batches = Batches(*pool, steps, steps.float(), steps[..., 0], torch.tensor(1.0))  # all masked: no step
+        return self.method.personalize(self.task, self.method.init_client(params), down, batches)
 
     def simulation(self, private: Private, place: Any) -> Simulation:
         state = State(private.copy, private.client)
@@ -111,10 +123,15 @@ class Bench:
         draw = lambda: rng.torch_generator(self.config.seed, "dispatch for evaluation", round)  # noqa: E731
         return tree.rows(place.send(self.method.deploy, private.copy, torch.tensor([0]), draw), 0)
 
-    def view(self, round: int, client: Tree, deploy: Tree) -> Tree:
-        """The site's model as of `round`."""
+    def taken(self, round: int, client: Tree, deploy: Tree) -> Taken:
+        """The site's model as of `round`, and what it says of the test examples."""
         sim = self.simulation(Private(client, ()), Elsewhere(deploy))
-        return tree.rows(sim.views(round, LOOP), 0)
+        return Taken(sim.views(round, LOOP), sim.predictions(round, LOOP))
+
+    def taken_alone(self, round: int, alone: Tree) -> Taken:
+        sim = self.alone(Private((), alone))
+        assert sim is not None
+        return Taken(sim.views(round, LOOP), sim.predictions(round, LOOP))
 
 
 def _scores(sim: Simulation, round: int) -> Metrics:

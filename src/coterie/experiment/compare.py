@@ -6,25 +6,38 @@ the same training step share its compiled form. Local training can be one of the
 
 from __future__ import annotations
 
-import csv
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coterie.errors import CheckpointError, ConfigError
+from coterie.evaluation import Predictions
+from coterie.evaluation.benefit import Trial, judge, measure
+from coterie.evaluation.predictions import check_same_data
 from coterie.experiment import files
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
-from coterie.experiment.folder import safe_name
-from coterie.experiment.run import Progress, Silent, run_setup
+from coterie.experiment.folder import COMPLETE, RunFolder, safe_name
+from coterie.experiment.run import Progress, Silent, run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
+from coterie.experiment.silos import check_files
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
-ANYHOW = ("engine", "compile", "workers", "memory", "checkpoint_every")  # do not change what a run computes
+ANYHOW = (
+    "engine",
+    "compile",
+    "workers",
+    "memory",
+    "checkpoint_every",
+    "report",
+    "track",
+)  # do not change what a run computes
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,7 @@ class Trials:
 def compare(
     methods: Methods = ("local", "fedavg", "fedmap"),
     seeds: int | Sequence[int] = 3,
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     head: str | None = None,
@@ -64,7 +77,7 @@ def compare(
 def prepare_trials(
     methods: Methods,
     seeds: int | Sequence[int],
-    data: Data = "synthetic-label-skew",
+    data: Data | None = None,
     *,
     model: Model | None = None,
     head: str | None = None,
@@ -102,16 +115,25 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
     if out:
         _check_folders(trials, out)
     rows: list[dict[str, Any]] = []
+    measured: dict[str, list[Trial]] = {label: [] for label in trials.methods if label != "local"}
     for seed in trials.seeds:
+        predictions: dict[str, Predictions] = {}
         base = trials.first if seed == trials.seeds[0] else trials.prepare(seed)
         for label, method in trials.methods.items():
             folder = _folder(out, label, seed) if out else None
             name = f"{label} seed {seed}"
-            found = _run_or_read(base.with_method(method), folder, _Named(tell, name))
+            found, predictions[label] = _run_or_read(base.with_method(method), folder, _Named(tell, name))
             rows += [{"method": label, "seed": seed, **row} for row in found]
-    comparison = Comparison(trials.first.metric, tuple(trials.methods), trials.seeds, rows, out)
+        for label in measured if "local" in predictions else ():
+            names, pair = base.federation.names, (predictions[label], predictions["local"])
+            measured[label].append(measure(base.task, base.metric, *pair, names, seed=seed))
+    metric, names = trials.first.metric, trials.first.federation.names
+    benefits = {label: judge(metric, names, each, seed=trials.seeds[0]) for label, each in measured.items() if each}
+    comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits)
     if out:
         files.write_json(out / "comparison.json", comparison.summary())
+        if trials.first.config.report:
+            write_report(out, [_folder(out, label, seed) for seed in trials.seeds for label in trials.methods], tell)
     return comparison
 
 
@@ -135,17 +157,24 @@ class _Named:
         self.inner.stop()
 
 
-def _run_or_read(setup: Setup, folder: Path | None, tell: _Named) -> list[dict[str, Any]]:
+def _run_or_read(setup: Setup, folder: Path | None, tell: _Named) -> tuple[list[dict[str, Any]], Predictions]:
     begun = folder is not None and (folder / "config.toml").exists()
-    if folder is None or not (begun and (folder / "summary.json").exists()):
-        return run_setup(setup, folder, progress=tell, resuming=begun).clients
+    if folder is None or not (begun and all((folder / name).exists() for name in COMPLETE)):
+        result = run_setup(setup, folder, progress=tell, resuming=begun, report=False)
+        return result.clients, result.predictions
     tell.say(f"{tell.name}: complete already")
-    with (folder / "clients.csv").open(encoding="utf-8", newline="") as file:
-        return [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+    rows, predictions = RunFolder(folder).read_clients(), RunFolder(folder).read_predictions()
+    _check_same_data(setup, folder, rows, predictions)
+    return rows, predictions
 
 
-def _value(key: str, text: str) -> str | int | float:
-    return text if key == "client" else float(text) if "_" in key else int(text)
+def _check_same_data(setup: Setup, folder: Path, rows: list[dict[str, Any]], found: Predictions) -> None:
+    """A folder that was there already may be of other data under the same name."""
+    own = [torch.from_numpy(setup.federation.split(i).test) for i in range(len(setup.federation.names))]
+    owner = torch.arange(len(own)).repeat_interleave(torch.tensor([len(each) for each in own]))
+    here = Predictions(found.outputs, setup.federation.y[torch.cat(own)], owner)
+    there = [row["client"] for row in rows]
+    check_same_data({f"'{folder}'": (there, found), "the data given now": (list(setup.federation.names), here)})
 
 
 def _folder(out: Path, label: str, seed: int) -> Path:
@@ -159,6 +188,7 @@ def _check_folders(trials: Trials, out: Path) -> None:
             folder = _folder(out, label, seed)
             if not (folder / "config.toml").exists():
                 continue
+            check_files(folder)
             there = read_toml(folder / "config.toml")
             here = tomllib.loads(to_toml(trials.config(label, seed).to_file()))
             different = [key for key in {**here, **there} if key not in ANYHOW and here.get(key) != there.get(key)]
@@ -215,11 +245,11 @@ def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: boo
     return shared
 
 
-def _build(method: str | AnyMethod, data: Data, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
+def _build(method: str | AnyMethod, data: Data | None, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
     if not isinstance(method, str):
         return method
     own_model = model is not None and not isinstance(model, str)
     values = sort_settings(method, settings)
-    values |= {"method": method, "data": data if isinstance(data, str) else "own-data"}
+    values |= {"method": method, "data": data if isinstance(data, str | None) else "own-data"}
     values |= {"model": model if isinstance(model, str) else None}
-    return resolve(values, own_data=not isinstance(data, str), own_model=own_model)[1]
+    return resolve(values, own_data=not isinstance(data, str | None), own_model=own_model)[1]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
-from coterie.evaluation import BETTER
+from coterie.errors import ConfigError, CoterieError
+from coterie.evaluation import Benefit
+from coterie.evaluation.benefit import VERDICTS, sign_of
+from coterie.evaluation.fairness import spread
+from coterie.evaluation.metrics import mean
 from coterie.experiment.folder import FORMAT
 
 Array = NDArray[np.float64]
@@ -26,6 +29,7 @@ class Comparison:
     seeds: tuple[int, ...]
     rows: list[dict[str, Any]]
     path: Path | None = None
+    benefits: Mapping[str, Benefit] = field(default_factory=dict)  # by method, but for local; {} without local
 
     @property
     def clients(self) -> list[str]:
@@ -47,11 +51,21 @@ class Comparison:
 
     def means(self, method: str) -> Array:
         """[seeds]: the average over clients, each counting alike."""
-        means: Array = self.scores(method).mean(1)
-        return means
+        return np.array([mean(scores) for scores in self.scores(method)])
+
+    def weighted_means(self, method: str) -> Array:
+        """[seeds]: the average over clients by their number of test examples."""
+        pairs = zip(self.scores(method), self._table(method, "test"), strict=True)
+        return np.array([mean(scores, sizes) for scores, sizes in pairs])
+
+    def fairness(self, method: str) -> dict[str, float]:
+        """How evenly the metric is spread over clients, on average over seeds: see `coterie.evaluation.fairness`."""
+        pairs = zip(self.scores(method), self._table(method, "test"), strict=True)
+        each = [spread(scores, sizes, self.metric) for scores, sizes in pairs]
+        return {name: mean([one[name] for one in each]) for name in each[0]}
 
     def mean(self, method: str) -> float:
-        return float(self.means(method).mean())
+        return mean(self.means(method))
 
     def std(self, method: str) -> float:
         """Over the seeds, with n - 1 in the denominator; NaN for one seed."""
@@ -59,29 +73,46 @@ class Comparison:
 
     def per_client(self, method: str) -> Array:
         """[clients]: the average over seeds."""
-        means: Array = self.scores(method).mean(0)
-        return means
+        return np.array([mean(scores) for scores in self.scores(method).T])
 
     def gains(self, method: str) -> Array:
         """[seeds]: how much better than local training (positive is better), on average over clients."""
-        return self._sign * (self.means(method) - self.means("local"))
+        return sign_of(self.metric) * (self.means(method) - self.means("local"))
 
     def client_gains(self, method: str) -> Array:
         """[clients]: the same on average over seeds."""
-        return self._sign * (self.per_client(method) - self.per_client("local"))
+        return sign_of(self.metric) * (self.per_client(method) - self.per_client("local"))
+
+    def benefit(self, method: str) -> Benefit:
+        """A method against training alone, over all seeds: see `coterie.evaluation.benefit.judge`."""
+        if method not in self.benefits:
+            self._table(method, "train")  # complains of a method that was not compared
+            raise CoterieError(
+                "local is what the others are compared with"
+                if method == "local"
+                else "this comparison has no training alone, so it cannot say who gains: add local to its methods"
+            )
+        return self.benefits[method]
+
+    def verdict(self) -> dict[str, dict[str, list[str]]]:
+        """{method: {"gains": clients, "loses": clients, "cannot tell": clients}}, for every method but local."""
+        others = [method for method in self.methods if method != "local"]
+        return {method: {each: self.benefit(method).who(each) for each in VERDICTS} for method in others}
 
     def best(self, among: Sequence[str] | None = None) -> str:
-        return max(among or self.methods, key=lambda method: self._sign * self.mean(method))
+        return max(among or self.methods, key=lambda method: sign_of(self.metric) * self.mean(method))
 
     def summary(self) -> dict[str, Any]:
         """What comparison.json holds."""
         told: dict[str, Any] = {}
         for method in self.methods:
             means = self.means(method)
-            std = self.std(method) if len(self.seeds) > 1 else None  # JSON has no NaN
-            told[method] = {"mean": self.mean(method), "std": std, "seeds": means.tolist()}
+            told[method] = {"mean": self.mean(method), "std": self.std(method), "seeds": means.tolist()}
+            told[method] |= {"weighted": self.weighted_means(method).tolist(), "fairness": self.fairness(method)}
             if self.has_local:
                 told[method]["gain_over_local"] = self.gains(method).tolist()
+            if method in self.benefits:
+                told[method]["benefit"] = self.benefits[method].to_json()
         return {
             "format": FORMAT,
             "metric": f"test_{self.metric}",
@@ -89,10 +120,6 @@ class Comparison:
             "methods": told,
             "rows": self.rows,
         }
-
-    @property
-    def _sign(self) -> int:
-        return 1 if BETTER[self.metric] is max else -1
 
     def _table(self, method: str, column: str) -> Array:
         if method not in self.methods:

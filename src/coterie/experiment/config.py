@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,21 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.data import SOURCES
+from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
+from coterie.data.partition import check_spec
 from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
+from coterie.experiment import silos as silo_settings
+from coterie.experiment.settings import find_setting, over
+from coterie.experiment.tracking import parse as parse_trackers
 from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.local import OPTIMIZERS
 from coterie.models import find_model
+
+# A setting may be called `schema`, although pydantic's models had a method of that name once.
+warnings.filterwarnings("ignore", message='Field name "schema" in "Config" shadows an attribute')
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -29,8 +38,40 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    setting: str | None = Field(None, description="a published experiment; `coterie data settings` lists them")
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
-    data: str = Field("synthetic-label-skew", description="which data set; `coterie data` lists them")
+    data: str = Field(
+        "synthetic-label-skew", description="which data set (`coterie data` lists them), or a file's path"
+    )
+    data_dir: str | None = Field(None, description="where data sets lie; by default what COTERIE_DATA names")
+    partition: str | None = Field(None, description="how it is dealt out, such as iid, dirichlet:0.3, natural")
+    clients: int | None = Field(None, ge=1, description="number of clients it is dealt out to")
+    split: Literal["random", "published"] = Field("random", description="test on random examples or on the publishers'")
+    scaling: Literal["unit", "standard", "imagenet"] | None = Field(
+        None, description="images: 0 to 1, mean 0 and sd 1 a channel, or by ImageNet's; by default unit"
+    )
+    image_size: int | None = Field(None, ge=8, le=1024, description="side of images read from folders; 224")
+    drop_duplicates: bool = Field(False, description="of examples that are identical, keep the first")
+    silos: list[str] | None = Field(None, description="instead of data: one CSV or Parquet file a site, or a folder")
+    target: str | None = Field(None, description="of silos: the column to predict, or a comparison such as num>0")
+    schema: str | None = Field(  # type: ignore[assignment]
+        None, description="of silos: what the sites agreed on, a file that `coterie data schema` wrote"
+    )
+    columns: list[str] | None = Field(
+        None, description="of silos: the names of columns, if files have no header: a,b,c"
+    )
+    missing: list[str] | None = Field(None, description="of silos: cells that mean a missing value (?,NA,NaN,null)")
+    site_column: str | None = Field(
+        None, description="of silos: the column that names the site, if all are in one file"
+    )
+    group: str | None = Field(
+        None, description="of silos: rows that agree here (a patient) stay on one side of a split"
+    )
+    drop: list[str] | None = Field(None, description="of silos: columns to leave out: a,b,c")
+    regression: bool | None = Field(None, description="of silos: the target is a number; by default as it looks")
+    class_weights: Literal["balanced"] | None = Field(
+        None, description="balanced: in training, every class of a client counts the same"
+    )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
     head: str | None = Field(None, description="the model's layer that is its head; by default its last linear one")
     rounds: int = Field(20, ge=1, description="communication rounds")
@@ -43,9 +84,10 @@ class Config(BaseModel):
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
+    holdout: float = Field(0.0, ge=0, lt=1, description="share of the clients kept out, and onboarded at the end")
     seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
-    validation: float = Field(0.1, gt=0, lt=1, description="share of each client's data to select the round on")
-    test: float = Field(0.3, gt=0, lt=1, description="share of each client's data to report on")
+    validation: float = Field(0.1, gt=0, description="share of each client's data to select the round on, or how many")
+    test: float = Field(0.3, gt=0, description="share of each client's data to report on, or how many examples")
     evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds (and the last)")
     select: str | None = Field(None, description="validation metric that selects the round; balanced_accuracy or rmse")
     engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
@@ -54,6 +96,8 @@ class Config(BaseModel):
     memory: str = Field("2GB", description="most client state in flight at once, such as 500MB or 2GB")
     checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
     reference: bool = Field(True, description="also train every client alone, to compare with")
+    report: bool = Field(True, description="write report.html, the run in pictures, at the end")
+    track: str | None = Field(None, description="also write each round to tensorboard, mlflow, or both (with a comma)")
     hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
     optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw) and its settings")
 
@@ -61,6 +105,51 @@ class Config(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         parse_bytes(value)
+        return value
+
+    @field_validator("track")
+    @classmethod
+    def _track(cls, value: str | None) -> str | None:
+        parse_trackers(value)
+        return value
+
+    @field_validator("silos", mode="before")
+    @classmethod
+    def _silos(cls, value: Any) -> Any:
+        paths = [value] if isinstance(value, str) else value
+        return silo_settings.find_files(paths) if isinstance(paths, list) and all(map(_is_text, paths)) else paths
+
+    @field_validator("columns", "missing", "drop", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """A list, or text with commas, as it is typed."""
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, list) or not all(map(_is_text, given)):
+            return given
+        return [name.strip() for part in given for name in part.split(",")] if len(given) == 1 else given
+
+    @field_validator("schema")
+    @classmethod
+    def _schema(cls, value: str | None) -> str | None:
+        return (
+            value if value is None else str(Path(value).resolve())
+        )  # so that the run does not depend on where it began
+
+    @field_validator("validation", "test")
+    @classmethod
+    def _part(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("give a share below 1, or a whole number of examples")
+        return value
+
+    @field_validator("partition")
+    @classmethod
+    def _partition(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                check_spec(value)
+            except ConfigError as error:
+                raise ValueError("; ".join(error.problems)) from error
         return value
 
     @field_validator("topology", mode="before")
@@ -86,6 +175,18 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+DEALING = (
+    "partition",
+    "clients",
+    "split",
+    "scaling",
+    "image_size",
+    "drop_duplicates",
+)  # of a data set, not yet dealt out
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def parse_bytes(text: str) -> int:
@@ -108,24 +209,44 @@ def read_toml(path: Path) -> dict[str, Any]:
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
     """A checked configuration and its method. Raises one `ConfigError` with everything that is wrong.
 
-    Defaults come from the data set first, then from `Config`; the method's and optimiser's own fill in the rest.
+    Defaults come from the setting first, if one is named, then from the data set, then from `Config`; the method's and
+    optimiser's own fill in the rest.
     """
     problems: list[str] = []
     given = {key: value for key, value in values.items() if value is not None}
-    source = SOURCES.get(str(given.get("data", Config.model_fields["data"].default)))
+    own_files = bool(given.get("silos")) and not own_data
+    base: dict[str, Any] = {}
+    if "setting" in given:
+        try:
+            base = dict(find_setting(str(given["setting"])).values)
+        except ConfigError as error:
+            problems += error.problems
+    base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in DEALING)}
+    wanted = over(base, given)
+    source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
     defaults = {} if source is None or own_data else dict(source.defaults)
-    if "local_steps" in given:
-        defaults.pop("local_epochs", None)
-    if "optimizer" in given and "optimizer" in defaults and isinstance(given["optimizer"], Mapping):
-        same = given["optimizer"].get("name", defaults["optimizer"]["name"]) == defaults["optimizer"]["name"]
-        given["optimizer"] = {**(defaults["optimizer"] if same else {}), **given["optimizer"]}
+    if own_files:
+        source, defaults = None, dict(silo_settings.DEFAULTS)
+    if "partition" in wanted:
+        defaults.pop("clients", None)
+    wanted = over(defaults, wanted)
     try:
-        config = Config(**{**defaults, **given})
+        config = Config(**wanted)
     except pydantic.ValidationError as error:
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
-        config = Config(**{k: v for k, v in {**defaults, **given}.items() if k not in broken})
-    if source is None and not own_data:
+        config = Config(**{k: v for k, v in wanted.items() if k not in broken})
+    named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
+    named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
+    problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
+    dealt = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
+    if own_files:
+        config = config.model_copy(update={"data": silo_settings.DATA})
+        dealt = False
+    if unused and not dealt:
+        problems.append(f"{', '.join(unused)}: {config.data} comes dealt out to its clients, so leave this out")
+    if source is None and not own_data and not own_files and not is_path(config.data):
         problems.append(
             f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
         )
@@ -133,8 +254,10 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("give local_epochs or local_steps, not both")
     if "fraction" in given and "clients_per_round" in given:
         problems.append("give fraction or clients_per_round, not both")
-    if config.validation + config.test >= 1:
+    if config.validation < 1 and config.test < 1 and config.validation + config.test >= 1:
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
+    if config.holdout and config.topology != "server":
+        problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
     if config.select is not None and config.select not in BETTER:
         problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
     if not own_model:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON has no NaN and no infinity: they become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> str:
@@ -76,6 +82,14 @@ def read_json(path: Path) -> Any:
 def checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _save_text(path: Path, text: str) -> None:

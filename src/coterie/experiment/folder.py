@@ -3,16 +3,25 @@
 config.toml       the configuration, as resolved        rounds.jsonl    one line a round, every client's metrics
 environment.json  versions and machine                  clients.csv     one line a client, at the selected round
 engine.json       the engine chosen, and why            summary.json    the selected round and the averages
+data.json         each client's examples by class       report.html     the run in pictures; it needs nothing else
+features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
+predictions.safetensors     what every client's model says of its test examples, at the selected round
+benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
-clients/NAME/               model.safetensors + model.json, which says how to rebuild the model
+clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md; of
+                            sites' own files also preprocessing.json, which says how a row becomes an input
+onboarded.csv               one line a client that took no part and was onboarded
+files.json                  of sites' own files: what they were (SHA-256)
 reference/                  the run of local training that this one is compared with, in the same form
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import math
 import os
 import platform
 import shutil
@@ -26,11 +35,15 @@ import torch
 
 from coterie import tree
 from coterie.errors import CheckpointError, CoterieWarning
+from coterie.evaluation import Predictions
 from coterie.experiment import files
 from coterie.experiment.simulation import State
 
 FORMAT = 1
 KEEP = 2
+COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
+WORDS = ("client", "verdict")  # columns of clients.csv that are no numbers
+WHOLE = ("train", "validation", "test", "round")
 
 
 class RunFolder:
@@ -49,7 +62,7 @@ class RunFolder:
     def append_round(self, record: dict[str, Any]) -> None:
         try:
             with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(files.to_json(record) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -65,11 +78,11 @@ class RunFolder:
             except ValueError:
                 break  # the line that was being written when the run stopped
             if record["round"] <= until:
-                records.append(record)
+                records.append({key: _with_nan(key, value) for key, value in record.items()})
         return records
 
     def rewrite_rounds(self, records: list[dict[str, Any]]) -> None:
-        files.write_text(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        files.write_text(self.path / "rounds.jsonl", "".join(files.to_json(record) + "\n" for record in records))
 
     def save(self, round: int, state: State, best: int | None) -> None:
         """Write the checkpoint of a round, then drop those that are neither recent nor the best."""
@@ -113,17 +126,44 @@ class RunFolder:
                 warnings.warn(f"{error}. Using the checkpoint before it.", CoterieWarning, stacklevel=2)
         return 0, like, None
 
-    def write_clients(self, rows: list[dict[str, Any]]) -> None:
+    def write_clients(self, rows: list[dict[str, Any]], file: str = "clients.csv") -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
-        files.write_text(self.path / "clients.csv", text.getvalue())
+        files.write_text(self.path / file, text.getvalue())
+
+    def read_clients(self) -> list[dict[str, Any]]:
+        path = self.path / "clients.csv"
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+        if not rows or any(name not in rows[0] for name in ("client", *WHOLE)):
+            raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
+        return rows
+
+    def write_predictions(self, found: Predictions) -> None:
+        files.write_tensors(self.path / "predictions.safetensors", found._asdict())
+
+    def read_predictions(self) -> Predictions:
+        path = self.path / "predictions.safetensors"
+        flat = files.read_tensors(path)
+        if missing := [name for name in Predictions._fields if name not in flat]:
+            raise CheckpointError(f"'{path}' has no {', '.join(missing)}: 'coterie resume {self.path}' writes it anew")
+        found = Predictions(**{name: flat[name] for name in Predictions._fields})
+        if len({len(each) for each in found}) > 1 or found.owner.dtype != torch.int64 or not len(found.owner):
+            raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
+        return found
 
     def write_model(self, client: str, view: tree.Tree, about: dict[str, Any]) -> None:
         folder = self.path / "clients" / safe_name(client)
         files.write_tensors(folder / "model.safetensors", tree.pack(view))
         files.write_json(folder / "model.json", {"format": FORMAT, "client": client, **about})
+
+    def write_preprocessing(self, client: str, record: dict[str, Any]) -> None:
+        files.write_json(self.path / "clients" / safe_name(client) / "preprocessing.json", record)
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:05d}"
@@ -135,9 +175,35 @@ def safe_name(client: str) -> str:
     return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """What `write_clients` wrote; none where there is no such file."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+
+
+def _value(key: str, text: str) -> str | int | float:
+    if key in WORDS or key in WHOLE:
+        return text if key in WORDS else int(text)
+    number = float(text)
+    return math.nan if math.isnan(number) else number  # one NaN, so that equal rows compare equal
+
+
+def _with_nan(key: str, value: Any) -> Any:
+    """Metrics that are not defined are null in JSON, and NaN here."""
+    if not key.removeprefix("global_").startswith(("validation", "test")):
+        return value
+    return {name: [math.nan if each is None else each for each in values] for name, values in value.items()}
+
+
 def environment() -> dict[str, Any]:
     packages = ("coterie", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pydantic")
     return {
+        "format": FORMAT,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "machine": platform.machine(),
@@ -147,6 +213,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

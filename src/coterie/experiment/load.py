@@ -10,9 +10,10 @@ from torch import nn
 
 from coterie import tree
 from coterie.batches import Batches
+from coterie.decode import Decode
 from coterie.errors import CheckpointError, ConfigError, CoterieError
 from coterie.experiment import files
-from coterie.experiment.folder import FORMAT, safe_name
+from coterie.experiment.folder import FORMAT, read_rows, safe_name
 from coterie.experiment.result import as_module
 from coterie.experiment.setup import Model
 from coterie.hyper import AnyMethod, build, find_method, suggest
@@ -22,18 +23,23 @@ from coterie.task import Task
 from coterie.tree import Params, Tree
 
 
-def load(run: str | Path, client: str, *, model: Model | None = None) -> nn.Module:
+def load(run: str | Path, client: str | int, *, model: Model | None = None) -> nn.Module:
     """The model that `client` would deploy after `run`, in evaluation mode.
 
-    It is the run's own network where the method deploys one, and otherwise a module that predicts as the method says.
+    A client has a name, and a number, counting from 1 in the order of the tables. The module gives logits (in a
+    regression, values), the outputs that evaluation measured. It is the run's own network where the method deploys one,
+    and otherwise a module that predicts as the method says.
     A run whose model was given in Python needs the same `model` again.
     """
-    folder = _client_folder(Path(run), client)
-    about = files.read_json(folder / "model.json")
-    if not isinstance(about, dict) or about.get("format", 0) > FORMAT:
-        raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
+    folder, about = find_client(run, client)
     flat = files.read_tensors(folder / "model.safetensors")
-    task = Task(_module(about, model, run, client), about["kind"], num_classes=about["num_classes"])
+    task = Task(
+        build_module(about, model, run),
+        about["kind"],
+        num_classes=about["num_classes"],
+        head=about.get("head"),
+        decode=Decode.from_json(about.get("decode")),
+    )
     method = _method(about)
     try:
         return as_module(task, method, tree.unpack(flat, _like(task, method, about, flat)))
@@ -41,23 +47,39 @@ def load(run: str | Path, client: str, *, model: Model | None = None) -> nn.Modu
         raise CheckpointError(f"'{folder / 'model.safetensors'}' does not fit the model: {error}") from error
 
 
-def _client_folder(run: Path, client: str) -> Path:
-    if not (run / "config.toml").exists():
-        raise CheckpointError(f"'{run}' is not a run folder: it has no config.toml")
-    folder = run / "clients" / safe_name(client)
-    if (folder / "model.json").exists():
-        return folder
-    names = [files.read_json(path).get("client", path.parent.name) for path in (run / "clients").glob("*/model.json")]
+def find_client(run: str | Path, client: str | int) -> tuple[Path, dict[str, Any]]:
+    """(the client's folder, what its model.json says). A word that is nobody's name may be a number."""
+    run = Path(run)
+    names = client_names(run)
     if not names:
         raise CheckpointError(f"'{run}' has no models yet: 'coterie resume {run}' completes it")
-    raise CoterieError(f"there is no client '{client}'{suggest(client, names)}; there are {', '.join(sorted(names))}")
+    number = client if isinstance(client, int) else int(client) if client.isdecimal() else 0
+    if client not in names and not 1 <= number <= len(names):
+        close = suggest(str(client), names)
+        numbered = f" (or a number from 1 to {len(names)})"
+        raise CoterieError(f"there is no client '{client}'{close}; there are {', '.join(names)}{numbered}")
+    name = str(client) if client in names else names[number - 1]
+    folder = run / "clients" / safe_name(name)
+    about = files.read_json(folder / "model.json")
+    if not isinstance(about, dict) or about.get("format", 0) > FORMAT:
+        raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
+    return folder, about
 
 
-def _module(about: dict[str, Any], model: Model | None, run: Any, client: str) -> nn.Module:
+def client_names(run: Path) -> list[str]:
+    """In the order of the tables: those that took part, then those onboarded; only those with a model."""
+    if not (run / "config.toml").exists():
+        raise CheckpointError(f"'{run}' is not a run folder: it has no config.toml")
+    listed = [row["client"] for file in ("clients.csv", "onboarded.csv") for row in read_rows(run / file)]
+    return [name for name in dict.fromkeys(listed) if (run / "clients" / safe_name(name) / "model.json").exists()]
+
+
+def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Module:
+    """The network, with whatever values it is made with."""
     if isinstance(model, nn.Module):
         return model
     if model is None and about["model"] == "own-model":
-        raise ConfigError([f"this run's model came from Python: coterie.load('{run}', '{client}', model=...)"])
+        raise ConfigError([f"this run's model came from Python: coterie.load('{run}', '{about['client']}', model=...)"])
     name = about["model"] if model is None else model
     factory = find_model(name) if isinstance(name, str) else name
     shape = tuple(about["input_shape"])

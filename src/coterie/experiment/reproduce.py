@@ -175,7 +175,7 @@ def _scores(
         settings["rounds"] = rounds
     setup = prepare(entry.method, table.data, **settings)
     begun = (folder / "config.toml").exists()
-    scores = table.score(run_setup(setup, folder, progress=progress, resuming=begun), entry.which)
+    scores = table.score(run_setup(setup, folder, progress=progress, resuming=begun, report=False), entry.which)
     write_json(done, scores)
     return scores
 

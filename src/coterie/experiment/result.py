@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,18 @@ from torch import Tensor, nn
 
 from coterie import tree
 from coterie.errors import CoterieError
-from coterie.evaluation import BETTER
+from coterie.evaluation import Benefit, Predictions
+from coterie.evaluation.benefit import judge, measure, sign_of
+from coterie.evaluation.metrics import METRICS, mean
 from coterie.experiment.config import Config
 from coterie.hyper import AnyMethod
 from coterie.task import Task
 from coterie.tree import Tree
+
+NO_REFERENCE = (
+    "this run has no local reference, so it cannot say who gains: run it again with reference=True "
+    "(on the command line, without --no-reference)"
+)
 
 
 @dataclass
@@ -32,24 +39,48 @@ class Result:
     task: Task
     method: AnyMethod
     views: Tree  # rows
+    predictions: Predictions  # of the test examples, at the selected round
+    g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
+    server: Tree = ()  # at the selected round
+    onboarded: list[Result] = field(default_factory=list)  # one a client that was held out, at the end
+    _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def names(self) -> list[str]:
         return [row["client"] for row in self.clients]
 
-    def mean(self, metric: str | None = None, split: str = "test") -> float:
-        """The average over clients, each counting alike, at the selected round."""
-        return float(np.nanmean([row[f"{split}_{metric or self.metric}"] for row in self.clients]))
+    def mean(self, metric: str | None = None, split: str = "test", *, weighted: bool = False) -> float:
+        """The average over clients at the selected round, each counting alike or, `weighted`, by its examples there.
+
+        `split` is "test", "validation", or "last_test" (the last round). Clients without a value are left out.
+        """
+        sizes = [row[split.removeprefix("last_")] for row in self.clients] if weighted else None
+        return mean([row[f"{split}_{metric or self.metric}"] for row in self.clients], sizes)
 
     def gains(self, metric: str | None = None) -> np.ndarray:
         """[clients]: how much better than training alone (positive is better), at the selected rounds of both."""
-        if self.reference is None:
-            raise CoterieError("this run has no local reference: run it with reference=True")
-        name = f"test_{metric or self.metric}"
-        ours, alone = ([row[name] for row in result.clients] for result in (self, self.reference))
-        sign = 1 if BETTER[metric or self.metric] is max else -1
-        gains: np.ndarray = sign * (np.array(ours) - np.array(alone))
+        name = f"test_{self._named(metric)}"
+        ours, alone = ([row[name] for row in result.clients] for result in (self, self._alone()))
+        gains: np.ndarray = sign_of(self._named(metric)) * (np.array(ours) - np.array(alone))
         return gains
+
+    def benefit(self, metric: str | None = None) -> Benefit:
+        """Who gains by taking part, who loses, and who cannot tell: see `coterie.evaluation.benefit`."""
+        name, alone = self._named(metric), self._alone()
+        if name not in self._benefits:
+            trial = measure(self.task, name, self.predictions, alone.predictions, self.names, seed=self.config.seed)
+            self._benefits[name] = judge(name, self.names, [trial], seed=self.config.seed)
+        return self._benefits[name]
+
+    def _alone(self) -> Result:
+        if self.reference is None:
+            raise CoterieError(NO_REFERENCE)
+        return self.reference
+
+    def _named(self, metric: str | None) -> str:
+        if metric is not None and metric not in METRICS[self.task.kind]:
+            raise CoterieError(f"there is no metric '{metric}'; there are {', '.join(METRICS[self.task.kind])}")
+        return metric or self.metric
 
     def bmta(self) -> float:
         """FedAMP's best mean test accuracy: the maximum over rounds of the mean *test* accuracy.
@@ -58,7 +89,7 @@ class Result:
         """
         if self.task.kind != "classification":
             raise CoterieError("BMTA is an accuracy: a regression has none")
-        return max(float(np.mean(row["test"]["accuracy"])) for row in self.rounds if "test" in row)
+        return max(mean(row["test"]["accuracy"]) for row in self.rounds if "test" in row)
 
     def view(self, client: str | int) -> Tree:
         if isinstance(client, str) and client not in self.names:

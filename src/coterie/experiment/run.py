@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from coterie import tree
-from coterie.data import SOURCES, Federation
+from coterie.data import Federation
+from coterie.data.loading import is_known
 from coterie.engine import Choice, Engine, choose, chunk_size
-from coterie.errors import CheckpointError, ConfigError, CoterieError
-from coterie.evaluation import BETTER
-from coterie.evaluation.metrics import METRICS
-from coterie.experiment import files
+from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
+from coterie.evaluation.benefit import sign_of
+from coterie.evaluation.metrics import METRICS, mean, plain
+from coterie.experiment import files, picture, tracking
+from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
+from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
 
@@ -41,8 +45,8 @@ class Silent:
 
 
 def run(
-    method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    method: str | AnyMethod | None = None,
+    data: Data | None = None,
     *,
     model: Model | None = None,
     out: str | Path | None = None,
@@ -53,7 +57,10 @@ def run(
 
     `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
     the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
-    pair of tensors a client; `model` a name, an `nn.Module`, or a factory. With `out`, a run folder is written there.
+    pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
+    `out`, a run folder is written there. `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has
+    all of these; what else is given counts instead of its own. Without one, the method is FedMAP and the data FedMAP's
+    label skew.
     """
     setup = prepare(method, data, model=model, **settings)
     return run_setup(setup, Path(out) if out is not None else None, progress=progress)
@@ -65,23 +72,43 @@ def run_setup(
     *,
     progress: Progress | None = None,
     resuming: bool = False,
+    report: bool = True,
 ) -> Result:
-    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference."""
+    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference.
+
+    With `report`, and unless the configuration says no, report.html is written last.
+    """
+    from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
+
     tell = progress or Silent()
-    result = _execute(setup, out, tell, resume=resuming)
+    tracking.check(setup.config.track, out)
+    result = execute(setup, out, tell, resume=resuming)
     if setup.config.reference and setup.config.method != "local":
-        alone = setup.with_method(_local_like(setup.method))
+        alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        result.reference = _execute(alone, beside, tell, resume=begun)
-        for row, gain, other in zip(result.clients, result.gains(), result.reference.clients, strict=True):
-            row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]
-            row["gain"] = float(gain)
-        if out:
-            RunFolder(out).write_clients(result.clients)
+        result.reference = execute(alone, beside, tell, resume=begun)
     if out:
-        files.write_json(out / "summary.json", summary(result))
+        picture.write_facts(result, setup.federation, out)
+    finish(result, setup, out)
+    if setup.held_out:
+        result.onboarded = onboard_held_out(result, setup, out, tell)
+    if out and report and setup.config.report:
+        write_report(out, [out], tell)
     return result
+
+
+def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
+    """report.html in `out`. A picture that fails costs no result: it is told of, and can be drawn again."""
+    from coterie.report import write  # it reads folders only, so what follows a run can be repeated at any time
+
+    begin = time.perf_counter()
+    try:
+        path = write(runs, out / "report.html")
+    except Exception as error:
+        warnings.warn(f"the report was not written: {error}", CoterieWarning, stacklevel=2)
+    else:
+        tell.say(f"report: {path} ({time.perf_counter() - begin:.1f} s)")
 
 
 def resume(
@@ -94,8 +121,9 @@ def resume(
     path = Path(path)
     if (path / "deployment.json").exists():
         raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' goes on with it")
-    values = _read_config(path)
-    named = {"data": values["data"] in SOURCES, "model": values["model"] != "own-model"}
+    values = read_config(path)
+    check_files(path)
+    named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
@@ -105,25 +133,7 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def summary(result: Result) -> dict[str, Any]:
-    names = METRICS[result.task.kind]
-    told: dict[str, Any] = {
-        "method": result.config.method,
-        "selected_round": result.selected,
-        "selected_by": f"mean validation {result.metric}",
-        "test": {name: result.mean(name) for name in names},
-        "last_round": {
-            "round": result.rounds[-1]["round"],
-            "test": {name: float(np.mean(result.rounds[-1]["test"][name])) for name in names},
-        },
-    }
-    if result.reference:
-        told["local"] = {name: result.reference.mean(name) for name in names}
-        told["clients_better_than_alone"] = int((result.gains() > 0).sum())
-    return told
-
-
-def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
@@ -135,12 +145,14 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
     if folder and resume:
         done, sim.state, best = folder.load_last(sim.state)
-        records = folder.read_rounds(done)
+        records = [_with_all_metrics(record, setup) for record in folder.read_rounds(done)]
         folder.rewrite_rounds(records)
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
         folder.create(to_toml(config.to_file()))
+        record_files(folder.path, federation.files)
     engine = _engine(setup, sim, folder, config.rounds - done, tell)
+    tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
     saved = done
@@ -151,7 +163,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
             record = _record(number, outcome, federation)
             if number % config.evaluate_every == 0 or number == config.rounds:
                 scores = sim.evaluate(number, engine)
-                record |= {part: {m: v.tolist() for m, v in by.items()} for part, by in scores.items()}
+                record |= {part: {m: plain(v) for m, v in by.items()} for part, by in scores.items()}
                 if best is None or _better(setup.metric, record, _at(records, best)):
                     best, kept = number, sim.state
             record["seconds"] = time.perf_counter() - begin
@@ -162,6 +174,7 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
                 if best == number or number % config.checkpoint_every == 0 or number == config.rounds:
                     folder.save(number, sim.state, best)
                     saved = number
+            tracked.round(record)
             tell.round(record, setup.metric)
     except (KeyboardInterrupt, CoterieError):
         # All complete rounds are kept, whatever checkpoint_every says.
@@ -170,10 +183,16 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         raise
     finally:
         tell.stop()
+        tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
+    last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
     views = tree.clone(sim.views(best, engine))
+    predictions = sim.predictions(best, engine)
+    if both:
+        selected = both if best == last else sim.both_tests(best, engine)
+        both = {"selected": {"round": best, **selected}, "last": {"round": last, **both}}
     result = Result(
         config,
         out,
@@ -185,9 +204,13 @@ def _execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) ->
         setup.task,
         setup.method,
         views,
+        predictions,
+        both,
+        kept.server,
     )
     if folder:
-        _write_models(folder, result, federation)
+        folder.write_predictions(predictions)
+        write_models(folder, result, federation, len(federation.names))
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result
@@ -238,6 +261,13 @@ def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]
     }
 
 
+def _with_all_metrics(record: dict[str, Any], setup: Setup) -> dict[str, Any]:
+    """A run that began with an earlier version has not measured them all."""
+    unknown = dict.fromkeys(METRICS[setup.task.kind], [math.nan] * len(setup.federation.names))
+    parts = ("validation", "test", "global_validation", "global_test")
+    return record | {part: unknown | record[part] for part in parts if part in record}
+
+
 def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list[dict[str, Any]]:
     chosen = _at(records, best)
     rows = []
@@ -251,28 +281,35 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
     return rows
 
 
-def _write_models(folder: RunFolder, result: Result, federation: Federation) -> None:
+def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
     config = result.config
     for i, row in enumerate(result.clients):
         about = {
             "method": config.method,
             "hyper": config.hyper,
             "model": config.model,
+            "head": config.head,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
-            "population": [len(result.clients), config.participants(len(result.clients))],
+            "classes": class_names(federation),
+            "decode": None if federation.decode is None else federation.decode.to_json(),
+            "population": [population, config.participants(population)],
             "data": config.data,
             "round": result.selected,
             "metrics": {key: value for key, value in row.items() if key.startswith(("validation_", "test_"))},
             "rebuild": (
                 "model.safetensors holds the view. Where its names are the model's own, load it with "
                 "load_state_dict into the model built for input_shape with so many outputs; in general, "
-                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both."
+                "the method's predict(task, view, x) gives the outputs. coterie.load(run, client) does both. "
+                "Where decode is not null, the model was trained on images x of bytes as the float32 numbers "
+                "(x / 255 - mean) / std, channel by channel, and expects these."
             ),
         }
         folder.write_model(row["client"], tree.rows(result.views, i), about)
+        if row["client"] in federation.preprocessing:
+            folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 
 
 def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -> tuple[int | None, State | None]:
@@ -290,18 +327,18 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
     """Strictly better, so that ties go to the earlier round."""
-    ours, theirs = (float(np.nanmean(record["validation"][metric])) for record in (new, old))
-    return (BETTER[metric] is max and ours > theirs) or (BETTER[metric] is min and ours < theirs)
+    ours, theirs = (sign_of(metric) * mean(record["validation"][metric]) for record in (new, old))
+    return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
-def _local_like(method: AnyMethod) -> AnyMethod:
+def local_like(method: AnyMethod) -> AnyMethod:
     from coterie.methods import Local
 
     optimizer = getattr(method, "optimizer", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.toml").exists():
         raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
     return read_toml(path / "config.toml")

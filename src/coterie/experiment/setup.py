@@ -9,18 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from coterie import rng
 from coterie.data import Federation, from_clients, load
-from coterie.engine import Peers, make_peers
+from coterie.data.silos import load_silos
+from coterie.data.weights import balanced
+from coterie.engine import Place, make_peers
 from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment.config import TABLES, Config, flags, resolve
+from coterie.experiment.config import DEALING, TABLES, Config, flags, resolve
+from coterie.experiment.settings import named_by
+from coterie.experiment.silos import options
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
 from coterie.task import Task, make_task
 
-Data = str | Federation | Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
+Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
+Data = str | Federation | Sequence[Client] | Mapping[str, Client]
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -33,7 +39,8 @@ class Setup:
     federation: Federation
     task: Task
     metric: str
-    peers: Peers | None = None  # None: a server
+    peers: Place | None = None  # None: a server
+    held_out: Federation | None = None  # clients that take no part
 
     def with_method(self, method: AnyMethod) -> Setup:
         """The same splits, model and schedule with another method."""
@@ -44,16 +51,18 @@ class Setup:
 
 
 def prepare(
-    method: str | AnyMethod = "fedmap",
-    data: Data = "synthetic-label-skew",
+    method: str | AnyMethod | None = None,
+    data: Data | None = None,
     *,
     model: Model | None = None,
     **settings: Any,
 ) -> Setup:
     """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
+    if method is None:
+        method = named_by(settings.get("setting"), "method", Config.model_fields["method"].default)
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
-    own_data, own_model = not isinstance(data, str), model is not None and not isinstance(model, str)
-    values["data"] = data if isinstance(data, str) else getattr(data, "name", "own-data")
+    own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
+    values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     values["method"] = method if isinstance(method, str) else "fedavg"
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
@@ -63,13 +72,13 @@ def prepare(
     if not isinstance(method, str):
         built = method
         config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
-    federation = _federation(config, data)
+    federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
-    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers)
+    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers, held_out)
 
 
 def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
@@ -88,7 +97,8 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
             module = _module(model, federation)
-        task = make_task(module, federation.kind, federation.num_classes, federation.x, head=config.head)
+        own: dict[str, Any] = {"head": config.head, "decode": federation.decode}
+        task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
     except ConfigError as error:
         problems += error.problems
     except ValueError as error:
@@ -115,12 +125,38 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _federation(config: Config, data: Data) -> Federation:
+def make_federation(config: Config) -> Federation:
+    """The federation that a configuration names."""
+    return _federation(config, None)
+
+
+def _federation(config: Config, data: Data | None) -> Federation:
+    federation = _without_weights(config, data)
+    return balanced(federation) if config.class_weights else federation
+
+
+def _without_weights(config: Config, data: Data | None) -> Federation:
     if isinstance(data, Federation):
         return data
-    if isinstance(data, str):
-        return load(data, config.seed, config.validation, config.test)
+    if config.silos:
+        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
+    if isinstance(data, str | None):
+        dealing: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *DEALING)}
+        return load(config.data, config.seed, config.validation, config.test, **dealing)
     return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
+
+
+def hold_out(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation | None]:
+    """(who takes part, who does not): a random choice that goes by name. At least one of each, if `share` is not 0."""
+    if not share:
+        return federation, None
+    number = max(1, round(share * len(federation.names)))
+    if number >= len(federation.names):
+        raise ConfigError([f"holdout = {share:g}: of {len(federation.names)} clients, nobody is left to take part"])
+    drawn = sorted(federation.names, key=lambda name: rng.seed_of(seed, "holdout", name))[:number]
+    parts = [{n: s for n, s in federation.clients.items() if (n in drawn) is out} for out in (False, True)]
+    stay, out = (dataclasses.replace(federation, clients=part) for part in parts)
+    return stay, out
 
 
 def _module(model: Any, federation: Federation) -> nn.Module:

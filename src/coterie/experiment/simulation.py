@@ -6,17 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from coterie import rng, tree
 from coterie.batches import Batches
-from coterie.data.federation import Federation, SplitName
+from coterie.data.federation import Federation, Index, SplitName
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.engine import Central, Engine, Place, in_order
 from coterie.engine.engine import Rows
 from coterie.errors import CoterieError
-from coterie.evaluation import Scores, score
+from coterie.evaluation import Predictions, Scores, score
+from coterie.evaluation.metrics import mean
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
 from coterie.task import Task
@@ -24,6 +26,8 @@ from coterie.tree import Params, Tree
 
 PARTS: tuple[SplitName, ...] = ("validation", "test")
 EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
+PASSES = 10_000_000  # of an example through a client's model, in a global test
+POOLED = 500_000  # of them whose outputs are held at once
 
 
 class State(NamedTuple):
@@ -106,42 +110,104 @@ class Simulation:
 
         Where the method has one model for everybody too (G), its metrics on the same examples have the prefix global_.
         """
-        everyone = list(range(len(self.federation.names)))
-        rows_of = self._personal(round, everyone)
-
-        def personal(group: list[int]) -> Rows:
-            (client, down), batches = rows_of(group)
-            return (client, down, self._positions(group)), batches
-
-        scores = self._score(engine.map(self._outputs, self.federation, everyone, personal, purpose="evaluate"))
-        shared = self.place.models(self.method, self.state.server, len(everyone))
+        scores = self._score(self._own_outputs(round, engine))
+        shared = self._shared()
         if shared is not None:
-
-            def common(group: list[int]) -> Rows:
-                return (tree.rows(shared, torch.tensor(group)), self._positions(group)), rows_of(group)[1]
-
-            results = engine.map(self._global_outputs, self.federation, everyone, common, purpose="evaluate globally")
+            results = self._shared_outputs(round, engine, shared)
             scores |= {f"global_{part}": by for part, by in self._score(results).items()}
         return scores
 
-    def _positions(self, group: list[int]) -> tuple[Tensor, ...]:
+    def predictions(self, round: int, engine: Engine) -> Predictions:
+        """What every client's model says of its own test examples: what `evaluate` scores."""
+        return self._laid(self._own_outputs(round, engine), PARTS.index("test"), "test")
+
+    def both_tests(self, round: int, engine: Engine) -> dict[str, Any]:
+        """pFedBreD's protocol, where the method has a model for everybody (G) beside the clients' own (P); else {}.
+
+        Global test: a model on the test examples of all clients, pooled; of P, the mean over clients. Local test: on
+        the client's own, averaged over clients by their number. At most `PASSES` examples pass through the clients'
+        models: beyond that the pool is a random part of all test examples, and `examples` says of how many.
+        """
+        shared = self._shared()
+        if shared is None:
+            return {}
+        everyone = list(range(len(self.federation.names)))
+        own = [self.federation.split(i).test for i in everyone]
+        sizes = [float(len(each)) for each in own]
+        pool = np.concatenate(own)
+        if len(pool) * len(everyone) > PASSES:
+            number = max(1, PASSES // len(everyone))
+            pool = np.sort(rng.generator(self.seed, "global test").choice(pool, number, replace=False))
+        local = {
+            "G": self._score(self._shared_outputs(round, engine, shared))["test"],
+            "P": self._score(self._own_outputs(round, engine))["test"],
+        }
+        found: dict[str, list[Scores]] = {"G": [], "P": []}
+        copies = everyone[:1] if isinstance(self.place, Central) else everyone  # one server has one G
+        step = max(1, POOLED // len(pool))
+        for ids in (everyone[start : start + step] for start in range(0, len(everyone), step)):
+            found["P"].append(self._pooled(self._own_outputs(round, engine, ids, pool), ids, pool))
+            if some := [i for i in ids if i in copies]:
+                found["G"].append(self._pooled(self._shared_outputs(round, engine, shared, some, pool), some, pool))
+        told: dict[str, Any] = {"examples": len(pool)}
+        for which, parts in found.items():
+            pooled = {metric: mean(np.concatenate([part[metric] for part in parts])) for metric in parts[0]}
+            told[which] = {
+                "global": pooled,
+                "local": {metric: mean(values, sizes) for metric, values in local[which].items()},
+            }
+        return told
+
+    def _own_outputs(self, round: int, engine: Engine, ids: list[int] | None = None, pool: Index | None = None) -> Any:
+        """Of the clients `ids` (all), on their validation and test examples or on those of `pool`."""
+        ids = list(range(len(self.federation.names))) if ids is None else ids
+        rows_of = self._personal(round, ids)
+
+        def personal(group: list[int]) -> Rows:
+            (client, down), batches = rows_of(group)
+            return (client, down, self._positions(group, pool)), batches
+
+        return engine.map(self._outputs, self.federation, ids, personal, purpose="evaluate")
+
+    def _shared_outputs(
+        self, round: int, engine: Engine, shared: Params, ids: list[int] | None = None, pool: Index | None = None
+    ) -> Any:
+        ids = list(range(len(self.federation.names))) if ids is None else ids
+        rows_of = self._personal(round, ids)
+
+        def common(group: list[int]) -> Rows:
+            return (tree.rows(shared, torch.tensor(group)), self._positions(group, pool)), rows_of(group)[1]
+
+        return engine.map(self._global_outputs, self.federation, ids, common, purpose="evaluate globally")
+
+    def _shared(self) -> Params | None:
+        return self.place.models(self.method, self.state.server, len(self.federation.names))
+
+    def _positions(self, group: list[int], pool: Index | None = None) -> tuple[Tensor, ...]:
+        if pool is not None:
+            return (torch.from_numpy(pool).expand(len(group), -1),)
         splits = [self.federation.split(i) for i in group]
         return tuple(pad_positions([split[part] for split in splits]) for part in PARTS)
 
+    def _laid(self, results: list[tuple[list[int], Tree]], k: int, part: SplitName) -> Predictions:
+        """The k-th outputs of all clients, end to end in the order of the clients."""
+        rows = {i: chunk[k][row] for group, chunk in results for row, i in enumerate(group)}
+        own = [self.federation.split(i)[part] for i in range(len(rows))]
+        outputs = torch.cat([rows[i][: len(each)] for i, each in enumerate(own)])
+        owner = torch.arange(len(own)).repeat_interleave(torch.tensor([len(each) for each in own]))
+        return Predictions(outputs, self.federation.y[torch.from_numpy(np.concatenate(own))], owner)
+
     def _score(self, results: list[tuple[list[int], Tree]]) -> dict[str, Scores]:
-        scores = {}
-        for k, part in enumerate(PARTS):
-            outputs, positions, owner = [], [], []
-            for group, chunk in results:
-                for row, i in enumerate(group):
-                    own = self.federation.split(i)[part]
-                    outputs.append(chunk[k][row, : len(own)])
-                    positions.append(torch.from_numpy(own))
-                    owner.append(torch.full((len(own),), i))
-            y = self.federation.y[torch.cat(positions)]
-            clients = len(self.federation.names)
-            scores[str(part)] = score(self.task, torch.cat(outputs), y, torch.cat(owner), clients)
-        return scores
+        clients = len(self.federation.names)
+        laid = {str(part): self._laid(results, k, part) for k, part in enumerate(PARTS)}
+        return {part: score(self.task, *each, clients) for part, each in laid.items()}
+
+    def _pooled(self, results: list[tuple[list[int], Tree]], ids: list[int], pool: Index) -> Scores:
+        """The metrics of the models of `ids`, each on all of `pool`."""
+        (outputs,) = in_order(results, ids)
+        y = self.federation.y[torch.from_numpy(pool)]
+        owner = torch.arange(len(ids)).repeat_interleave(len(pool))
+        return score(self.task, outputs.flatten(0, 1), y.repeat(len(ids), *[1] * (y.ndim - 1)), owner, len(ids))
 
     def views(self, round: int, engine: Engine) -> Tree:
         """What every client would deploy, as rows."""
@@ -220,5 +286,5 @@ class Simulation:
 
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
-    width = max(1, EVALUATION_BYTES // max(x[0].nbytes * 32, 1))
+    width = max(1, EVALUATION_BYTES // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as
     return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)

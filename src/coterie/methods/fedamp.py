@@ -26,6 +26,7 @@ weights, as in FedAvg, and `lam` is lambda in units of alpha_k, the pull itself.
 - A client trains on from its own w_i ("personalized training on model M(w_i)"), by minibatch steps, not to the minimum.
 - Clients that take no part in a round count with their last upload, those never heard not at all.
 Only trained parameters are sent and compared: buffers (and frozen weights) stay the client's own. It deploys w_i.
+A newcomer begins at the mean of all w_j; its own row of xi then gives its u_i (`attention.join`).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie import tree
-from coterie.attention import combine, others, squared_distances, typical, with_self
+from coterie.attention import combine, join, others, squared_distances, typical, with_self
 from coterie.batches import Batches
 from coterie.errors import CoterieWarning
 from coterie.local import SGD, Optimizer, quadratic, train
-from coterie.method import Info, Method, Population
+from coterie.method import Info, Method, Newcomer, Population
 from coterie.task import Task
 from coterie.tree import Params
 
@@ -95,6 +96,9 @@ class FedAMP(Method[Server, Params, Params, Params]):
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return client
 
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Params | None) -> Newcomer:
+        return join(self.aggregate, newcomer, ids, ups)
+
     def server_info(self, server: Server) -> Info:
         return {"collaboration": server.xi}
 
@@ -123,8 +127,6 @@ class FedAMP(Method[Server, Params, Params, Params]):
 
 def _warn(alpha: float, most: float) -> bool:
     if alpha > most:
-        words = (
-            f"alpha = {alpha:.3g} is above sigma / (m - 1) = {most:.3g}, so the self-weight of equal models would be"
-        )
+        words = f"alpha = {alpha:.3g} is above sigma / (m - 1) = {most:.3g}: the self-weight of equal models would be"
         warnings.warn(f"{words} 1 - alpha (m - 1) / sigma = {1 - alpha / most:.3g}; lowered.", CoterieWarning, 2)
     return alpha > most

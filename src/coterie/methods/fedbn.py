@@ -5,12 +5,13 @@
 
 Normalisation layers (affine parameters and running statistics) stay with the client: they are never sent. They are
 found by module type, so an `nn.Sequential` model is handled too; a model without such layers makes FedBN equal FedAvg.
-Each client deploys the shared layers with its own normalisation.
+Each client deploys the shared layers with its own normalisation. A newcomer's begins as the mean of the others'.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,15 @@ from torch import Tensor
 from coterie import tree
 from coterie.batches import Batches
 from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population, Sized
+from coterie.method import Info, Method, Newcomer, Population, Sized
 from coterie.task import Task
 from coterie.tree import Params
 
 
 @dataclass(frozen=True)
 class FedBN(Method[Params, Params, Params, Sized]):
+    learns_from: ClassVar[str] = "all clients, but for the normalisation layers, which are its own"
+
     optimizer: Optimizer = SGD()
 
     def init_server(self, params: Params, population: Population) -> Params:
@@ -45,6 +48,9 @@ class FedBN(Method[Params, Params, Params, Sized]):
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return _own_norm(task, client, down)
+
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Sized | None) -> Newcomer:
+        return newcomer._replace(params=newcomer.server)
 
 
 def _own_norm(task: Task, client: Params, down: Params) -> Params:

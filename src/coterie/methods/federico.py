@@ -20,7 +20,7 @@ Deviations:
 - A model with less total weight than `idle_below` makes no step: Adam would make a full one of any gradient.
 - `local_work` = `epochs` (default; line 19, "multiple gradient steps"): each model used is trained on all minibatches,
   g_ji is w_ij times the way it went, and the owner goes sum_i g_ji / max(1, sum_i w_ij); buffers always move like that.
-  `gradient` is the equations above: one step a round, however many local epochs, so it needs many rounds.
+  `gradient` is the equations above: one step a round, whatever the epochs. Newcomers: see `collaborators.join`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
     prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
     law_contexts: ClassVar = ({"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},)
+    onboard = collaborators.join
 
     def init_server(self, params: Params, population: Population) -> Server:
         size, task = population.size, population.task

@@ -63,6 +63,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMAP(Method[Server, Client, Gamma, Up]):
+    learns_from: ClassVar[str] = "all clients, through the prior that their models make by the weights below"
     optimizer: Optimizer = Adam(lr=1e-4)
     prior: Annotated[Family, Field(description="family of the prior on the clients' models")] = "gaussian"
     sigma2: Annotated[float, Field(gt=0, description="variance of the prior; small pulls to gamma")] = 15.0

@@ -6,12 +6,14 @@ A model is a base, shared, and personalisation layers, a client's own (here the 
     base <- sum_i (n_i / n) base_i                                     (`aggregate`)
 
 Heads start alike and are never sent. Each client deploys the shared base with its own head. A model that is nothing but
-a head makes FedPer equal local training, and one without a linear layer makes it equal FedAvg.
+a head makes FedPer equal local training, and one without a linear layer makes it equal FedAvg. A newcomer trains a head
+on the shared base, which stays as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,13 +21,15 @@ from torch import Tensor
 from coterie import tree
 from coterie.batches import Batches
 from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population, Sized
+from coterie.method import Info, Method, Newcomer, Population, Sized
 from coterie.task import Task
 from coterie.tree import Params
 
 
 @dataclass(frozen=True)
 class FedPer(Method[Params, Params, Params, Sized]):
+    learns_from: ClassVar[str] = "all clients, through the body that they share; the head is its own"
+
     optimizer: Optimizer = SGD()
 
     def init_server(self, params: Params, population: Population) -> Params:
@@ -47,3 +51,6 @@ class FedPer(Method[Params, Params, Params, Sized]):
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {**client, **down}
+
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Sized | None) -> Newcomer:
+        return newcomer._replace(only=task.head_names & task.trainable or None)

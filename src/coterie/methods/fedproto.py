@@ -20,7 +20,7 @@ predicted. Logits are minus the squared distances, below all others for such a c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -51,6 +51,8 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProto(Method[Prototypes, Params, Prototypes, Up]):
+    learns_from: ClassVar[str] = "all clients, through the mean feature of each class; the model is its own"
+
     optimizer: Optimizer = SGD()
     lam: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's prototype")] = 1.0
     weighting: Annotated[Literal["uniform", "samples"], Field(description="what a client weighs in a prototype")] = (

@@ -11,13 +11,14 @@ is ever left untrained, whatever the number of local epochs or steps: a round ta
 steps of FedAvg's. Each phase starts its optimiser anew; what is fixed keeps its buffers too.
 
 Deviation: phi_i are averaged in proportion to n_i, as in the public implementations, where the paper, whose clients are
-alike in size, averages uniformly. Each client deploys the shared body with its own head.
+alike in size, averages uniformly. Each client deploys the shared body with its own head. A newcomer trains a head on
+the shared body, which stays as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,13 +27,15 @@ from torch import Tensor
 from coterie import tree
 from coterie.batches import Batches
 from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population, Sized
+from coterie.method import Info, Method, Newcomer, Population, Sized
 from coterie.task import Task
 from coterie.tree import Params
 
 
 @dataclass(frozen=True)
 class FedRep(Method[Params, Params, Params, Sized]):
+    learns_from: ClassVar[str] = "all clients, through the body that they share; the head is its own"
+
     optimizer: Optimizer = SGD()
     head_epochs: Annotated[int, Field(ge=1, description="times the head goes through the round's minibatches")] = 1
     body_epochs: Annotated[int, Field(ge=1, description="times the body goes through them, after the head")] = 1
@@ -60,6 +63,9 @@ class FedRep(Method[Params, Params, Params, Sized]):
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {**client, **down}
+
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Sized | None) -> Newcomer:
+        return newcomer._replace(only=task.head_names & task.trainable or None)
 
 
 def _times(batches: Batches, number: int) -> Batches:

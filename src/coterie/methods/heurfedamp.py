@@ -16,6 +16,7 @@ Deviations:
 - A client trains on from its own w_i ("personalized training on model M(w_i)"), by minibatch steps, not to the minimum.
 - Clients that take no part in a round count with their last upload, those never heard not at all.
 Only trained parameters are sent and compared: buffers (and frozen weights) stay the client's own. It deploys w_i.
+A newcomer begins at the mean of all w_j; its own row of xi then gives its u_i (`attention.join`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie import tree
-from coterie.attention import combine, cosines, others, typical, with_self
+from coterie.attention import combine, cosines, join, others, typical, with_self
 from coterie.batches import Batches
 from coterie.local import SGD, Optimizer, quadratic, train
-from coterie.method import Info, Method, Population
+from coterie.method import Info, Method, Newcomer, Population
 from coterie.task import Task
 from coterie.tree import Params
 
@@ -80,6 +81,9 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return client
+
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Params | None) -> Newcomer:
+        return join(self.aggregate, newcomer, ids, ups)
 
     def server_info(self, server: Server) -> Info:
         return {"collaboration": server.xi}

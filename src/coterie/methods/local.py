@@ -9,7 +9,7 @@ steps as a federated method, which makes it the honest comparison.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from coterie.tree import Params
 
 @dataclass(frozen=True)
 class Local(Method[tuple[()], Params, tuple[()], tuple[()]]):
+    learns_from: ClassVar[str] = "nobody: it was trained on its own data alone"
+
     optimizer: Optimizer = SGD()
 
     def init_server(self, params: Params, population: Population) -> tuple[()]:

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie import tree
-from coterie.batches import Batch, Batches
+from coterie.batches import LEAST, Batch, Batches
 from coterie.local import SGD, Optimizer, gradient, train
 from coterie.method import Info, Method, Population, Sized
 from coterie.scan import scan
@@ -59,7 +59,7 @@ class PerFedAvg(Method[Params, tuple[()], Params, Sized]):
         zero = batches.mask.new_zeros(())
         start = (down, self.optimizer.init(task.split(down)[0]), zero, zero)
         w, _, total, seen = scan(partial(self._iteration, task), start, (), batches.pairs())
-        return (), Sized(w, batches.count), {"loss": total / seen.clamp_min(1.0)}
+        return (), Sized(w, batches.count), {"loss": total / seen.clamp_min(LEAST)}
 
     def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
         return tree.mean(ups.params, ups.count)

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from coterie import tree
-from coterie.batches import Batch, Batches
+from coterie.batches import LEAST, Batch, Batches
 from coterie.bregman import Generator, make
 from coterie.local import SGD, Optimizer, gradient, proximal, train
 from coterie.method import Info, Method, Parts, Population
@@ -87,7 +87,7 @@ class PFedBreD(Method[Params, Client, Params, Parts]):
         theta, memory = (tree.where(client.rounds > 0, kept, down) for kept in (client.theta, client.memory))
         start, used = (down, theta, torch.zeros(()), torch.zeros(())), batches.pairs() if self._meta else batches
         w, theta, total, seen = scan(partial(self._iteration, task), start, memory, used)
-        info = {"loss": total / seen.clamp_min(1.0)}
+        info = {"loss": total / seen.clamp_min(LEAST)}
         return Client(theta, w, client.rounds + 1), Parts(*task.split(w), batches.count), info
 
     def aggregate(self, server: Params, ids: Tensor, ups: Parts) -> Params:

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie import tree
-from coterie.batches import Batch, Batches
+from coterie.batches import LEAST, Batch, Batches
 from coterie.local import SGD, Optimizer, proximal
 from coterie.method import Info, Method, Parts, Population
 from coterie.scan import scan
@@ -66,7 +66,7 @@ class PFedMe(Method[Params, Client, Params, Parts]):
         theta = self._theta(client, down) if self.start == "theta" else down
         zero = batches.mask.new_zeros(())
         w, theta, total, seen = scan(partial(self._iteration, task), (down, theta, zero, zero), (), batches)
-        loss = total / seen.clamp_min(1.0)
+        loss = total / seen.clamp_min(LEAST)
         return Client(theta, client.rounds + 1), Parts(*task.split(w), batches.count), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: Parts) -> Params:

@@ -11,7 +11,8 @@ mu_k is the shared centroid of the features of class k:
 Body and head train together; eq. 11 then uses the updated body in evaluation mode, on the examples of the round's first
 epoch, which are all of the client's unless a number of steps is set. A client without class k adds nothing to eq. 13
 (alpha I would drag mu_k to 0), a class nobody has keeps its centroid, and one that never had one (all of them in round
-1) adds nothing to eq. 9. Each client deploys the shared body with its own head.
+1) adds nothing to eq. 9. Each client deploys the shared body with its own head. A newcomer trains a head on the shared
+body, which stays as it is, from the nearest-centroid classifier on (`features.centroid_head`).
 
 Deviations:
 - xi1 multiplies the squared distance's mean over features: their sum, as printed, diverges for the paper's xi1 = 50.
@@ -36,7 +37,7 @@ from coterie import features, tree
 from coterie.batches import Batches
 from coterie.features import Factor
 from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population
+from coterie.method import Info, Method, Newcomer, Population
 from coterie.task import Task
 from coterie.tree import Params
 
@@ -57,6 +58,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedVMP(Method[Server, Params, Server, Up]):
+    learns_from: ClassVar[str] = "all clients, through the body and the class centroids; the head is its own"
     optimizer: Optimizer = SGD()
     xi1: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's centroid")] = 50.0
     alpha: Annotated[float, Field(gt=0, description="precision added in every direction")] = 1.0
@@ -97,6 +99,10 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def personalize(self, task: Task, client: Params, down: Server, batches: Batches) -> Params:
         return {**client, **down.body}
+
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
+        head = features.centroid_head(task, newcomer.server.centroid, newcomer.server.known, self.xi1)
+        return newcomer._replace(params={**newcomer.params, **head}, only=task.head_names & task.trainable or None)
 
     def message_bytes(self, ups: Up) -> int:
         return tree.nbytes((ups.body, ups.size)) + features.used_bytes(ups.class_size, ups.mean, ups.spread)

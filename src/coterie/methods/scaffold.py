@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie import tree
-from coterie.batches import Batch, Batches
+from coterie.batches import LEAST, Batch, Batches
 from coterie.local import SGD, Optimizer, gradient
 from coterie.method import Info, Method, Population
 from coterie.scan import scan
@@ -77,9 +77,9 @@ class Scaffold(Method[Server, Params, Down, Up]):
         y, _, total, steps, loss, seen = scan(partial(self._step, task), start, correction, batches)
         if self.control == "gradient":
             total, steps = scan(partial(_collect, task), (none, zero), down.x, batches.epoch(0))
-        control = tree.scale(total, 1 / steps.clamp_min(1.0))
+        control = tree.scale(total, 1 / steps.clamp_min(LEAST))
         change = {name: control[name] - client[name] for name in trained}
-        return {**client, **control}, Up(y, change), {"loss": loss / seen.clamp_min(1.0)}
+        return {**client, **control}, Up(y, change), {"loss": loss / seen.clamp_min(LEAST)}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         mean = tree.mean(ups, torch.ones(len(ids)))

@@ -2,30 +2,92 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from coterie.errors import ConfigError
-from coterie.models.networks import cnn, dnn, linear, mlp
+from coterie.models.alexnet import alexnet_bn
+from coterie.models.convolutions import cnn, cnn2, cnn_bn, lenet
+from coterie.models.lstm import lstm
+from coterie.models.perceptrons import dnn, linear, mlp
+from coterie.models.resnet import resnet18
+from coterie.models.tabular import tabular
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]  # (shape of one input, number of outputs) -> model
 
-MODELS: dict[str, Factory] = {"mlp": mlp, "linear": linear, "dnn": dnn, "cnn": cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "linear": linear,
+    "dnn": dnn,
+    "tabular": tabular,
+    "cnn": cnn,
+    "cnn-bn": cnn_bn,
+    "cnn2": cnn2,
+    "lenet": lenet,
+    "alexnet-bn": alexnet_bn,
+    "resnet18": resnet18,
+    "lstm": lstm,
+}
 
 
 def find_model(name: str) -> Factory:
-    """A model of this library by name, or a user's own by import path `package.module:factory`."""
-    if name in MODELS:
-        return MODELS[name]
-    if ":" in name:
+    """A model of this library by name, with options after colons (`cnn:features=128`), or a user's own by import path
+    `package.module:factory`."""
+    base, *words = name.split(":")
+    own_module = words and "=" not in name and importlib.util.find_spec(base) is not None  # a user's cnn.py, say
+    if base in MODELS and not own_module:
+        return functools.partial(MODELS[base], **_options(name, words)) if words else MODELS[base]
+    if words:
         factory: Any = import_path(name, "model")
         return factory  # type: ignore[no-any-return]
     raise ConfigError(
         [f"there is no model '{name}'; there are {', '.join(MODELS)}, or your own as package.module:factory"]
     )
+
+
+def options_of(model: str) -> dict[str, Any]:
+    """The options of one of `MODELS` and their defaults."""
+    parameters = inspect.signature(MODELS[model]).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _options(name: str, words: list[str]) -> dict[str, Any]:
+    known = options_of(name.partition(":")[0])
+    problems, values = [], dict[str, Any]()
+    for word in words:
+        key, equals, text = word.partition("=")
+        if key not in known:
+            has = f"its options are {', '.join(f'{k}={_typed(v)}' for k, v in known.items())}"
+            problems.append(f"model '{name}' has no option '{key}'; {has if known else 'it has none'}")
+            continue
+        try:
+            values[key] = _read(text if equals else "", known[key])
+        except (KeyError, ValueError):
+            problems.append(f"model '{name}': {key} = '{text}': give it as in {key}={_typed(known[key])}")
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def _read(text: str, like: Any) -> Any:
+    """`text` as a value like `like`: numbers of its kind, not below 0; several with slashes."""
+    if isinstance(like, tuple):
+        return tuple(_read(part, like[0]) for part in text.split("/"))
+    if isinstance(like, bool):
+        return {"true": True, "false": False}[text]
+    value = type(like)(text)
+    if not isinstance(value, str) and not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _typed(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
 
 
 def import_path(name: str, what: str) -> Any:
@@ -36,4 +98,4 @@ def import_path(name: str, what: str) -> Any:
         raise ConfigError([f"{what} '{name}' cannot be imported: {error}"]) from error
 
 
-__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp"]
+__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp", "options_of", "tabular"]

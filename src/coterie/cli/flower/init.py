@@ -13,6 +13,7 @@ from coterie.cli.console import say, stdout
 from coterie.cli.errors import checked, in_words
 from coterie.cli.flags import with_settings
 from coterie.cli.flower.needed import needs_flower
+from coterie.data.loading import is_known
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.setup import optimizer_values, sort_settings
 from coterie.hyper import values_of
@@ -59,6 +60,4 @@ def _folder(ctx: typer.Context, folders: list[str]) -> Path:
 
 
 def _own(data: Any) -> bool:
-    from coterie.data import SOURCES
-
-    return data is not None and data not in SOURCES
+    return data is not None and not is_known(str(data))

@@ -16,6 +16,7 @@ from coterie.cli.flower.up import Limit
 from coterie.cli.run import Quiet
 from coterie.cli.tables import print_result
 from coterie.errors import ConfigError
+from coterie.experiment.setup import prepare
 
 
 def resume(
@@ -35,7 +36,7 @@ def resume(
         from coterie.deploy import settings
         from coterie.deploy.ledger import Ledger
         from coterie.deploy.processes import call, environment, program
-        from coterie.deploy.up import app_config
+        from coterie.deploy.up import app_config, part_of
         from coterie.deploy.up import up as start
 
         ledger = Ledger.load(run)
@@ -54,8 +55,9 @@ def resume(
             say(console, call(command, environment()).strip())
             return
         flat = app_config(own)
-        config, method, deploy = settings.read(flat, own_data=False, own_model=False)
+        config, _, deploy = settings.read(flat, own_data=False, own_model=False)
+        setup = part_of(prepare(**config.to_file()), list(ledger.declared))
         rules = {"deadline": deploy.deadline, "quorum": deploy.quorum, "joining": deploy.joining}
         with watching(console, quiet) as watch:
-            result = start(config, method, list(ledger.declared), run, rules, watch, limit)
+            result = start(setup, run, rules, watch, limit)
         print_result(console, result, quiet=quiet, bmta=False)

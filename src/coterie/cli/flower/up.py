@@ -41,20 +41,19 @@ def up(
     """
     with in_words() as ending:
         needs_flower()
-        from coterie.deploy.up import check_names
+        from coterie.deploy.up import part_of
         from coterie.deploy.up import up as start
 
         asked = Asked(ctx, settings)
         asked.add_own([asked.values.get("method", Config.model_fields["method"].default)])
-        setup = checked(asked.problems, lambda: prepare(**asked.values))
-        names = check_names(setup.federation.names, sites, setup.config.data)
+        setup = part_of(checked(asked.problems, lambda: prepare(**asked.values)), sites)
         path = out or default_out(setup.config)
         ending.advice = f"Go on with: coterie flower resume {shlex.quote(str(path))}"
         console = stdout()
         if not quiet:
-            say(console, f"{setup.config.method} on {describe(setup)}; {len(names)} of them as sites on this machine")
+            say(console, f"{setup.config.method} on {describe(setup)}; the clients are sites on this machine")
             say(console, "starting a SuperLink, and a SuperNode and a worker for each site", "dim")
         rules = {"deadline": deadline, "quorum": quorum, "joining": max(deadline, 120.0)}
         with watching(console, quiet) as watch:
-            result = start(setup.config, setup.method, names, path, rules, watch, limit)
+            result = start(setup, path, rules, watch, limit)
         print_result(console, result, quiet=quiet, bmta=False)

@@ -1,0 +1,80 @@
+"""`coterie data show`: a federation before anything is trained on it. `coterie data settings`: what has a name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from coterie.cli.console import say, show, stdout
+from coterie.cli.errors import in_words
+from coterie.data import SOURCES
+from coterie.data.partition import PARTITIONS
+from coterie.errors import ConfigError
+from coterie.experiment import files
+from coterie.experiment.config import resolve
+from coterie.experiment.settings import find_setting, settings
+from coterie.experiment.setup import make_federation
+from coterie.hyper import suggest
+
+
+def data_show(
+    name: Annotated[str, typer.Argument(help="a setting ('coterie data settings' lists them), a data set, or a file")],
+    partition: Annotated[
+        str | None, typer.Option(help="how it is dealt out, such as dirichlet:0.3", metavar="SPEC")
+    ] = None,
+    clients: Annotated[str | None, typer.Option(help="number of clients", metavar="INTEGER")] = None,
+    seed: Annotated[str | None, typer.Option(help="seeds partition and splits (default: 0)", metavar="INTEGER")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="where data sets lie (default: COTERIE_DATA)")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="the page (default: ./NAME.html)", metavar="FILE")
+    ] = None,
+) -> None:
+    """Draw who has which classes and how many examples, and print how different the clients' labels are."""
+    with in_words():
+        # The drawing library takes a while to import.
+        from coterie.report.federation import page, summary
+        from coterie.report.page import render
+
+        known = name in settings()
+        if not known and name not in SOURCES and not Path(name).exists():
+            close = suggest(name, [*settings(), *SOURCES])
+            raise ConfigError([f"there is no setting, data set or file '{name}'{close}; 'coterie data' lists them"])
+        values: dict[str, Any] = {"setting" if known else "data": name, "partition": partition, "clients": clients}
+        config, _ = resolve({**values, "seed": seed, "data_dir": data_dir})
+        federation = make_federation(config)
+        how = f"{config.data}{f' by {config.partition}' if config.partition else ''}, seed {config.seed}"
+        about = find_setting(name).about if known else SOURCES[name].about if name in SOURCES else "your own data"
+        target = out or Path(re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") + ".html")
+        files.write_text(target, render(page(name, f"{about} ({how})", federation)))
+        console = stdout()
+        say(console, f"{name}: {how}, {len(federation.names):,} client{'s' * (len(federation.names) != 1)}")
+        for line in summary(federation):
+            say(console, f"  {line}")
+        say(console, f"Written: {target}")
+
+
+def data_settings() -> None:
+    """List the published experiments that --setting names, and the partitions."""
+    console = stdout()
+    table = _table("Published experiments (--setting)", "name", "what it is", "where", "data", "partition", "model")
+    for name, each in settings().items():
+        told = [str(each.values.get(key, "")) for key in ("data", "partition", "model")]
+        table.add_row(name, each.about, each.table, *told)
+    show(console, table)
+    say(console, "'coterie data show NAME' draws one. Flags and a file of yours count before what a setting says.")
+    kinds = _table("Partitions (--partition)", "write", "what it is")
+    for partition in PARTITIONS.values():
+        kinds.add_row(partition.usage, partition.about)
+    show(console, kinds)
+    say(console, "With each, :share=0.25 uses that share of the examples, :take=5000 so many.")
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=i == 0, style="bold" if i == 0 else "")
+    return table

@@ -1,0 +1,142 @@
+"""The schema that fits the files at hand: which columns are numbers, which are categories, and what the target is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+from coterie.data.schema import Column, Schema, Target, parse_target
+from coterie.data.tables import MISSING, Table, canonical, number, short
+from coterie.errors import CoterieWarning, DataError
+
+MOST_CATEGORIES = 50  # a column of more different words is text
+FEW_CATEGORIES = 10  # more than these are categories only if they come twice on average
+MANY_VALUES = 20  # a target of more different numbers with decimals is a regression
+
+
+def infer(
+    tables: Sequence[Table],
+    target: str,
+    *,
+    apart: Sequence[str] = (),
+    regression: bool | None = None,
+    missing: Sequence[str] = MISSING,
+    names: Sequence[str] = (),
+) -> Schema:
+    """The schema that fits all of `tables`, whose columns `apart` are no inputs. Raises `DataError` with all problems.
+
+    A column is a number where every cell is one, else a category if it has few different words. Text, and a number
+    with a few words in it, are refused by name.
+    """
+    problems: list[str] = []
+    everywhere = list(dict.fromkeys(name for table in tables for name in table.columns))
+    wanted = parse_target(target, everywhere)
+    for name in dict.fromkeys([wanted.column, *apart, *everywhere]):
+        lacking = [table.file for table in tables if name not in table.columns]
+        if len(lacking) == len(tables):
+            problems.append(f"no file has a column '{name}'; there are {', '.join(everywhere)}")
+        elif lacking and (name not in apart):
+            problems.append(
+                f"column '{name}' is not in {_files(lacking)}: add it there (empty cells are missing values), "
+                f"or leave it out everywhere with --drop {name}"
+            )
+    columns = []
+    for name in everywhere:
+        if name != wanted.column and name not in apart:
+            column, problem = _infer_column(name, [table for table in tables if name in table.columns])
+            columns.append(column)
+            problems += problem
+    if not columns and not problems:
+        problems.append("there is no input: every column is the target, a group, a site, or dropped")
+    kind, classes, more = _infer_target(wanted, tables, regression)
+    if problems or more:
+        raise DataError("\n".join([*problems, *more]))
+    for column in columns:
+        if column.kind == "number" and all(_is_identifier(table.columns[column.name]) for table in tables):
+            warnings.warn(
+                f"column '{column.name}' is a different whole number in every row, as an identifier is, and is used as "
+                f"an input: --drop {column.name} leaves it out, --group {column.name} keeps a person together",
+                CoterieWarning,
+                stacklevel=2,
+            )
+    return Schema(target, kind, tuple(columns), classes, tuple(missing), tuple(names))
+
+
+def _infer_column(name: str, tables: Sequence[Table]) -> tuple[Column, list[str]]:
+    cells = [(table, row, cell) for table in tables for row, cell in enumerate(table.columns[name]) if cell is not None]
+    odd = [(table, row, cell) for table, row, cell in cells if number(cell) is None]
+    if not odd:
+        return Column(name, "number"), []
+    words = sorted({canonical(cell) for _, _, cell in cells}, key=_order)
+    table, row, cell = odd[0]
+    if len(odd) < len(cells) / 2 and len(words) > len({cell for _, _, cell in odd}) + 2:
+        return Column(name, "number"), [
+            f"column '{name}' has numbers, but for {len(odd)} of {len(cells)} cells, the first in '{table.file}' line "
+            f"{table.lines[row]}: '{short(cell)}': correct it, or add it to --missing, or leave the column out with "
+            f"--drop {name}"
+        ]
+    if len(words) > MOST_CATEGORIES or len(words) > max(FEW_CATEGORIES, len(cells) / 2):
+        return Column(name, "category"), [
+            f"column '{name}' is text ({len(words)} different values in {len(cells)} cells, such as '{short(cell)}' in "
+            f"'{table.file}' line {table.lines[row]}): leave it out with --drop {name}"
+        ]
+    return Column(name, "category", tuple(words)), []
+
+
+def _is_identifier(cells: Sequence[str | None]) -> bool:
+    different = {canonical(cell) for cell in cells if cell is not None}
+    return len(cells) >= 20 and len(different) == len(cells) and all(each.lstrip("-").isdigit() for each in different)
+
+
+def _infer_target(
+    target: Target, tables: Sequence[Table], regression: bool | None
+) -> tuple[Literal["classification", "regression"], tuple[str, ...], list[str]]:
+    cells = [
+        (table, row, cell)
+        for table in tables
+        for row, cell in enumerate(table.columns.get(target.column, []))
+        if cell is not None
+    ]
+    if not cells:
+        return "regression", (), []  # told already, or told with the rows
+    if target.sign:
+        if regression:
+            return "regression", (), [f"target '{target.classes()[1]}' is true or false: that is no regression"]
+        return "classification", target.classes(), []
+    odd = [(table, row, cell) for table, row, cell in cells if number(cell) is None]
+    values = {canonical(cell) for _, _, cell in cells}
+    decimal = any("." in value or "e" in value for value in values)
+    if regression or (regression is None and not odd and decimal and len(values) > MANY_VALUES):
+        told = [
+            f"target '{target.column}' is to be a number, but '{table.file}' line {table.lines[row]} has "
+            f"'{short(cell)}'"
+            for table, row, cell in odd[:3]
+        ]
+        return "regression", (), told
+    if len(values) > MOST_CATEGORIES and regression is None:
+        what = "text" if odd else "whole numbers"
+        return (
+            "classification",
+            (),
+            [
+                f"target '{target.column}' has {len(values)} different values ({what}): say --regression if it is a "
+                "number to predict, or --no-regression if these are classes"
+            ],
+        )
+    if len(values) < 2:
+        return (
+            "classification",
+            (),
+            [f"target '{target.column}' is {next(iter(values))} in every row: there is one class only"],
+        )
+    return "classification", tuple(sorted(values, key=_order)), []
+
+
+def _order(value: str) -> tuple[bool, float, str]:
+    as_number = number(value)
+    return as_number is None, as_number or 0.0, value
+
+
+def _files(files: Sequence[str]) -> str:
+    return ", ".join(f"'{file}'" for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")

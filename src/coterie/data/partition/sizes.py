@@ -1,0 +1,53 @@
+"""pFedBreD's partition: log-normal sizes, two or three labels a client (the recipe of the authors' generators)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from coterie import rng
+from coterie.data.federation import Index
+from coterie.data.partition.common import Labels, Stock, check_sizes
+from coterie.errors import DataError
+
+FIRST = 10  # examples of each label that every client gets before sizes are drawn
+
+
+def lognormal(
+    labels: Labels, clients: int, slots: int, seed: int, rule: Literal["mnist", "cifar"] = "mnist"
+) -> list[Index]:
+    """Client u has the labels (u + j) mod K for its slots j. Each slot first gets 10 examples, and then
+
+        mnist:  int(p) U{1..10} + U{10..200}       cifar:  2 (int(p) + U{300..600})
+
+    more, unless that would use up the class, with
+
+        p = (n_l - n_0) LogNormal(0, 2)[l, u // (N / 10), j] / sum over (client, slot) of LogNormal[l]
+
+    where n_l is the size of the class, and n_0 is 10 N (mnist) or N (cifar). The first 10 x slots positions of a
+    client, slot by slot, are those that it got first.
+    """
+    check_sizes(len(labels), clients, 1)
+    draw = rng.generator(seed, "pfedbred")
+    stock = Stock(labels, draw)
+    number = len(stock.kinds)
+    if not 1 <= slots <= number:
+        raise DataError(f"there are {number} classes: a client has between 1 and that many labels, not {slots}")
+    pairs = [(client, slot, (client + slot) % number) for client in range(clients) for slot in range(slots)]
+    stock.check(FIRST * np.bincount([kind for *_, kind in pairs], minlength=number))
+    sizes = np.array([stock.left(kind) for kind in range(number)])
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for client, _, kind in pairs:
+        parts[client].append(stock.take(kind, FIRST))
+    share = draw.lognormal(0, 2, (number, clients, slots))
+    left = np.maximum(sizes - (FIRST * clients if rule == "mnist" else clients), 0)
+    share = left[:, None, None] * share / share.sum((1, 2), keepdims=True)
+    for client, slot, kind in pairs:
+        p = int(share[kind, client // max(clients // 10, 1), slot])
+        size = (
+            p * draw.integers(1, 11) + draw.integers(10, 201) if rule == "mnist" else 2 * (p + draw.integers(300, 601))
+        )
+        if size < stock.left(kind):
+            parts[client].append(stock.take(kind, int(size)))
+    return [np.concatenate(part).astype(np.int64) for part in parts]

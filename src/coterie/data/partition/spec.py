@@ -1,0 +1,240 @@
+"""Partitions by name: `deal("dirichlet:0.3:min=20", labels, 10, seed)`.
+
+A specification is a name and, after colons, its values in order or as key=value. `share` (of the examples) or `take`
+(so many) before it is dealt out goes with each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.data.federation import Index
+from coterie.data.partition.common import Labels
+from coterie.data.partition.even import iid, merged, natural, quantity, subsample
+from coterie.data.partition.few import classes, shards
+from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
+from coterie.data.partition.sizes import lognormal
+from coterie.data.partition.skew import clusters, dirichlet
+from coterie.errors import ConfigError, DataError
+from coterie.hyper import suggest
+
+Owner = NDArray[np.generic]
+CLIENTS = 20  # where their number is not given
+
+
+@dataclass(frozen=True)
+class Partition:
+    """`deal(labels, clients, seed, owner, values)`; `keys` are its values and what reads them, in order."""
+
+    deal: Callable[[Labels, int | None, int, Owner | None, Mapping[str, Any]], list[Index]]
+    usage: str
+    about: str
+    keys: Mapping[str, Callable[[str], Any]]
+    required: int = 0  # how many of `keys` must be given
+
+
+def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Owner | None = None) -> list[Index]:
+    """The positions of every client's examples. Raises `ConfigError` for a wrong specification, `DataError` where the
+    data does not allow it."""
+    partition, values = check_spec(spec)
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise DataError(f"partition '{spec}' needs one label an example, not an array of shape {labels.shape}")
+    if owner is not None and len(owner) != len(labels):
+        raise DataError(f"there are {len(labels)} labels but {len(owner)} owners")
+    number = values.pop("take", None)
+    if (share := values.pop("share", None)) is not None:
+        number = max(1, round(share * len(labels)))
+    if number is None:
+        return partition.deal(labels, clients, seed, owner, values)
+    kept = subsample(len(labels), number, seed)
+    parts = partition.deal(labels[kept], clients, seed, None if owner is None else owner[kept], values)
+    return [kept[part] for part in parts]
+
+
+def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
+    """The partition and its values; raises one `ConfigError` with everything that is wrong with `spec`."""
+    name, *words = spec.split(":")
+    if name not in PARTITIONS:
+        known = ", ".join(each.usage for each in PARTITIONS.values())
+        raise ConfigError([f"there is no partition '{name}'{suggest(name, PARTITIONS)}; there are {known}"])
+    partition = PARTITIONS[name]
+    keys = {**partition.keys, **_ANY}
+    problems, texts = [], dict[str, str]()
+    for place, word in enumerate(words):
+        key, equals, text = word.partition("=")
+        if not equals:
+            key, text = next(iter([*partition.keys][place:]), ""), word
+        if key not in keys:
+            unknown = f"has no '{key}'{suggest(key, keys)}" if equals else f"has one value too many, '{word}'"
+            problems.append(f"partition '{spec}' {unknown}; it is {partition.usage}")
+        elif key in texts:
+            problems.append(f"partition '{spec}' has {key} twice")
+        texts[key] = text
+    values: dict[str, Any] = {}
+    for key, text in texts.items():
+        try:
+            values |= {key: keys[key](text)} if key in keys else {}
+        except ValueError as error:
+            problems.append(f"partition '{spec}': {key} = '{text}': {error}")
+    missing = [key for key in [*partition.keys][: partition.required] if key not in texts]
+    if missing:
+        problems.append(f"partition '{spec}' needs {' and '.join(missing)}: write {partition.usage}")
+    if "share" in texts and "take" in texts:
+        problems.append(f"partition '{spec}': give share or take, not both")
+    if problems:
+        raise ConfigError(problems)
+    return partition, values
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("give a whole number from 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("give a number above 0") from None
+    if not (value > 0 and np.isfinite(value)):
+        raise ValueError("give a number above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _positive(text)
+    if value > 1:
+        raise ValueError("give a share, up to 1")
+    return value
+
+
+def _sizes(text: str) -> list[int]:
+    return [_whole(part) for part in text.split("/")]
+
+
+def _setting(text: str) -> str | int:
+    if text in FEDAMP:
+        return text
+    try:
+        return _whole(text)
+    except ValueError:
+        raise ValueError(f"give a number of groups, or one of {', '.join(FEDAMP)}") from None
+
+
+def _rule(text: str) -> str:
+    if text not in ("mnist", "cifar"):
+        raise ValueError("give mnist or cifar")
+    return text
+
+
+def _some(clients: int | None) -> int:
+    return CLIENTS if clients is None else clients
+
+
+def _least(values: Mapping[str, Any], default: int = 10) -> int:
+    return int(values.get("min", default))
+
+
+def _owned(owner: Owner | None, name: str) -> Owner:
+    if owner is None:
+        raise DataError(f"partition '{name}': this data set does not say whose each example is; use another partition")
+    return owner
+
+
+def _practical(labels: Labels, clients: int | None, seed: int, owner: Owner | None, values: Mapping[str, Any]) -> Any:
+    which = values["which"]
+    if isinstance(which, int):
+        if "sizes" not in values:
+            raise ConfigError([f"partition 'practical:{which}' needs sizes, such as sizes=1100/800/500"])
+        made = equal_groups(labels, _some(clients), which, values["sizes"])
+    else:
+        made = FEDAMP[which]
+        if "sizes" in values or clients not in (None, sum(group.clients for group in made)):
+            many = sum(group.clients for group in made)
+            raise ConfigError(
+                [f"partition 'practical:{which}' has {many} clients and sizes of its own: leave them out"]
+            )
+    return practical(labels, made, seed, values.get("dominant", 0.8))
+
+
+_ANY: dict[str, Callable[[str], Any]] = {"share": _share, "take": _whole}
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition(lambda y, n, seed, _, v: iid(len(y), _some(n), seed), "iid", "equal random parts", {}),
+    "dirichlet": Partition(
+        lambda y, n, seed, _, v: dirichlet(y, _some(n), v["alpha"], seed, _least(v)),
+        "dirichlet:ALPHA[:min=10]",
+        "each class in shares from Dirichlet(ALPHA); at least min examples a client",
+        {"alpha": _positive, "min": _whole},
+        1,
+    ),
+    "clusters": Partition(
+        lambda y, n, seed, _, v: clusters(y, _some(n), v["clusters"], v["alpha"], seed, _least(v)),
+        "clusters:CLUSTERS:ALPHA[:min=10]",
+        "each cluster of classes in shares from Dirichlet(ALPHA) (FedEM; FedeRiCo's appendix C)",
+        {"clusters": _whole, "alpha": _positive, "min": _whole},
+        2,
+    ),
+    "classes": Partition(
+        lambda y, n, seed, _, v: classes(y, _some(n), v["classes"], seed, v.get("each")),
+        "classes:CLASSES[:each=100]",
+        "so many random classes a client, shared evenly, or `each` examples of each (pFedVMP's appendix C.1)",
+        {"classes": _whole, "each": _whole},
+        1,
+    ),
+    "shards": Partition(
+        lambda y, n, seed, _, v: shards(y, _some(n), v["shards"], seed),
+        "shards:SHARDS",
+        "sorted by label and cut into equal shards, so many a client (FedAvg)",
+        {"shards": _whole},
+        1,
+    ),
+    "groups": Partition(
+        lambda y, n, seed, _, v: groups(y, _some(n), v["groups"], seed),
+        "groups:GROUPS",
+        "disjoint sets of classes, each client from one of them (FedeRiCo)",
+        {"groups": _whole},
+        1,
+    ),
+    "practical": Partition(
+        _practical,
+        "practical:NAME or practical:GROUPS:sizes=1100/800/500[:dominant=0.8]",
+        f"groups of clients with dominating classes (FedAMP); NAME is one of {', '.join(FEDAMP)}",
+        {"which": _setting, "sizes": _sizes, "dominant": _share},
+        1,
+    ),
+    "lognormal": Partition(
+        lambda y, n, seed, _, v: lognormal(y, _some(n), v["labels"], seed, v.get("rule", "mnist")),
+        "lognormal:LABELS[:rule=mnist]",
+        "so many labels a client, log-normal sizes (pFedBreD); rule is mnist or cifar",
+        {"labels": _whole, "rule": _rule},
+        1,
+    ),
+    "quantity": Partition(
+        lambda y, n, seed, _, v: quantity(len(y), _some(n), v["alpha"], seed, _least(v)),
+        "quantity:ALPHA[:min=10]",
+        "random parts, sizes in shares from Dirichlet(ALPHA)",
+        {"alpha": _positive, "min": _whole},
+        1,
+    ),
+    "natural": Partition(
+        lambda y, n, seed, owner, v: natural(_owned(owner, "natural"), n, seed, _least(v, 1)),
+        "natural[:min=1]",
+        "whose each example is: writers, hospitals; with --clients, so many of them at random",
+        {"min": _whole},
+    ),
+    "merged": Partition(
+        lambda y, n, seed, owner, v: merged(_owned(owner, "merged"), _some(n), v["alpha"], seed, v.get("owners", 10)),
+        "merged:ALPHA[:owners=10]",
+        "owners dealt out whole, at least so many a client, the rest in shares from Dirichlet(ALPHA) (pFedBreD)",
+        {"alpha": _positive, "owners": _whole},
+        1,
+    ),
+}

@@ -1,0 +1,186 @@
+"""A federation from files that sites have: one CSV or Parquet file a site, or one file with a column that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.data.federation import Federation, Split, split_client
+from coterie.data.infer import infer
+from coterie.data.preprocessing import apply_preprocessing, fit, misfits, read_like, targets
+from coterie.data.schema import Schema, parse_target, read_schema
+from coterie.data.tables import MISSING, Table, canonical, read_table
+from coterie.errors import CoterieWarning, DataError
+
+__all__ = ["Silos", "agree", "apply_preprocessing", "load_silos", "read_like", "sha256"]
+
+
+@dataclass(frozen=True)
+class Silos:
+    """Which files, and how to read them."""
+
+    files: tuple[str, ...]
+    target: str | None = None  # a column, or a comparison such as num>0; None: the schema's
+    schema: str | None = None  # a file; None: inferred from the files
+    columns: tuple[str, ...] = ()  # of files without a header
+    missing: tuple[str, ...] = MISSING
+    site_column: str | None = None
+    group: str | None = None
+    drop: tuple[str, ...] = ()
+    regression: bool | None = None
+
+
+def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed: int = 0) -> Federation:
+    """Read, check, split, impute and standardise, everything inside each site. Raises `DataError` with all problems."""
+    schema, sites = agree(silos)
+    problems: list[str] = []
+    xs, ys, splits, records, start = [], [], {}, {}, 0
+    for client, whole in sites.items():
+        table, y = _with_target(schema, whole)
+        try:
+            split = _split(silos, schema, client, table, y, validation, test, seed)
+        except DataError as error:
+            problems.append(f"'{table.file}': {error}")
+            continue
+        _warn_of_duplicates(client, table, split)
+        records[client] = fit(schema, table, split.train.tolist())
+        xs.append(apply_preprocessing(table, records[client]))
+        ys.append(y)
+        splits[client] = Split(*(part + start for part in (split.train, split.validation, split.test)))
+        start += len(table)
+    if problems:
+        raise DataError("\n".join(problems))
+    regression = schema.kind == "regression"
+    y_pool = torch.from_numpy(np.concatenate(ys).astype(np.float32 if regression else np.int64))
+    read = [*silos.files, *([silos.schema] if silos.schema else [])]
+    return Federation(
+        *("silos", torch.cat(xs), y_pool, splits, None if regression else len(schema.classes)),
+        classes=schema.classes,
+        preprocessing=records,
+        files={file: sha256(file) for file in read},
+    )
+
+
+def agree(silos: Silos) -> tuple[Schema, dict[str, Table]]:
+    """(the schema given, or the one that fits all files; each site's table). All problems are told at once."""
+    given = read_schema(silos.schema) if silos.schema else None
+    columns = silos.columns or (given.names if given else ())
+    missing = silos.missing if given is None else given.missing
+    tables, problems = [], []
+    for file in silos.files:
+        try:
+            tables.append(read_table(file, columns=columns, missing=missing))
+        except DataError as error:
+            problems.append(str(error))
+    apart = [name for name in (silos.site_column, silos.group, *silos.drop) if name is not None]
+    if not problems and given is None:
+        given = infer(
+            tables,
+            silos.target or "",
+            apart=apart,
+            regression=silos.regression,
+            missing=missing,
+            names=columns,
+        )
+    if given is not None:
+        inputs = {column.name for column in given.columns}
+        problems += [f"'{name}' is an input of the schema: it cannot be dropped" for name in apart if name in inputs]
+        problems += [problem for table in tables for problem in misfits(given, table)]
+        problems += [problem for table in tables for problem in _unnamed(silos, table)]
+    if problems or given is None:
+        raise DataError("\n".join(problems))
+    return given, _sites(silos, tables)
+
+
+def sha256(file: str | Path) -> str:
+    try:
+        with Path(file).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error.strerror}") from error
+
+
+def _unnamed(silos: Silos, table: Table) -> list[str]:
+    """Rows without a site or without a group, if those are asked for."""
+    problems = []
+    for key, name in (("site_column", silos.site_column), ("group", silos.group)):
+        if name is not None and name not in table.columns:
+            problems.append(f"'{table.file}' has no column '{name}' ({key}); it has {', '.join(table.columns)}")
+        elif name is not None and None in table.columns[name]:
+            line = table.lines[table.columns[name].index(None)]
+            problems.append(f"'{table.file}' line {line}: column '{name}' ({key}) is empty")
+    return problems
+
+
+def _sites(silos: Silos, tables: Sequence[Table]) -> dict[str, Table]:
+    if silos.site_column is not None:
+        names = [canonical(cell or "") for cell in tables[0].columns[silos.site_column]]
+        rows: dict[str, list[int]] = {name: [] for name in dict.fromkeys(names)}
+        for row, name in enumerate(names):
+            rows[name].append(row)
+        return {name: tables[0].take(own) for name, own in rows.items()}
+    paths = [Path(table.file) for table in tables]
+    stems = [path.stem for path in paths]
+    if len(set(stems)) < len(stems):  # a/data.csv and b/data.csv
+        stems = [f"{path.parent.name}-{path.stem}" for path in paths]
+    if len(set(stems)) < len(stems):
+        stems = [f"{place}-{stem}" for place, stem in enumerate(stems, 1)]
+    return dict(zip(stems, tables, strict=True))
+
+
+def _with_target(schema: Schema, table: Table) -> tuple[Table, NDArray[np.float64]]:
+    values = targets(schema, table)
+    known = [row for row, value in enumerate(values) if value is not None]
+    if len(known) < len(values):
+        first = table.lines[values.index(None)]
+        warnings.warn(
+            f"'{table.file}': {len(values) - len(known)} rows have no {parse_target(schema.target).column}, the "
+            f"target, and are left out (the first is line {first})",
+            CoterieWarning,
+            stacklevel=3,
+        )
+        table = table.take(known)
+    return table, np.array([values[row] for row in known], np.float64)
+
+
+def _split(
+    silos: Silos,
+    schema: Schema,
+    client: str,
+    table: Table,
+    y: NDArray[np.float64],
+    validation: float,
+    test: float,
+    seed: int,
+) -> Split:
+    groups = None if silos.group is None else np.array([canonical(cell or "") for cell in table.columns[silos.group]])
+    labels = y if schema.kind == "classification" else None
+    split = split_client(client, len(table), labels, validation, test, seed, groups=groups)
+    if labels is not None and len(np.unique(labels)) < 2:
+        raise DataError(
+            f"client '{client}' has one class only: {schema.target} is {schema.classes[int(labels[0])]} in every row, "
+            "so that nothing can be learnt or measured there; leave it out"
+        )
+    return split
+
+
+def _warn_of_duplicates(client: str, table: Table, split: Split) -> None:
+    rows: list[tuple[Any, ...]] = list(zip(*table.columns.values(), strict=True))
+    trained = {rows[row]: row for row in split.train}
+    twice = [row for row in split.test if rows[row] in trained]
+    if twice:
+        first = f"line {table.lines[twice[0]]} is line {table.lines[trained[rows[twice[0]]]]} again"
+        warnings.warn(
+            f"'{table.file}': {len(twice)} of {len(split.test)} test rows of client '{client}' are identical to "
+            f"training rows ({first}): its test results are optimistic; --group keeps rows of one person on one side",
+            CoterieWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,49 @@
+"""From bytes to numbers: images stay uint8 in memory and become float32 where a minibatch enters the model.
+
+decode(x)_c = (x_c / 255 - mean_c) / std_c          for channel c; x [batch, channels, ...]
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.errors import DataError
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Numbers and not tensors, so that it is part of what a compiled step is. One number stands for all channels."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean or not all(value > 0 for value in self.std):
+            raise DataError(f"scaling needs as many means as standard deviations, above 0, not {self.mean}, {self.std}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Floats are taken to be decoded already and pass through."""
+        if x.dtype != torch.uint8:
+            return x
+        unit = x.to(torch.float32) / 255
+        if len(self.mean) == 1:
+            return unit if self == UNIT else (unit - self.mean[0]) / self.std[0]
+        if unit.ndim < 2 or unit.shape[1] != len(self.mean):
+            raise DataError(f"scaling for {len(self.mean)} channels does not fit images of shape {tuple(x.shape[1:])}")
+        scaled = [(unit[:, c] - mean) / std for c, (mean, std) in enumerate(zip(self.mean, self.std, strict=True))]
+        return torch.stack(scaled, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Decode | None:
+        return None if value is None else cls(tuple(map(float, value["mean"])), tuple(map(float, value["std"])))
+
+
+UNIT = Decode()
+IMAGENET = Decode((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

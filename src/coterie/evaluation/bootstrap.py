@@ -1,0 +1,141 @@
+"""Resampling a client's test examples: metrics as functions of how often each example counts.
+
+A resample draws n of n examples with replacement; its metric is the metric with weights, so all resamples are a few
+products of a matrix of weights [resamples, examples] with what is known of each example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.evaluation.metrics import BINS, bin_of, confidence_of, one_label_each, surprise
+from coterie.evaluation.predictions import Predictions
+from coterie.task import Task
+
+Array = NDArray[np.float64]
+Statistic = Callable[[Array], Array]  # weights [resamples, examples] -> [resamples]
+CELLS = 2**22  # of the matrix of weights at once
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+
+
+def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Array]:
+    """How often each example is drawn, [some resamples, examples], until there are `resamples`."""
+    step = max(1, CELLS // examples)
+    for start in range(0, resamples, step):
+        number = min(step, resamples - start)
+        drawn = generator.integers(examples, size=(number, examples)) + examples * np.arange(number)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=number * examples).reshape(number, examples).astype(float)
+
+
+def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
+    """A metric of one client; `score` defines it, and with every weight 1 this equals it."""
+    if metric == "loss":
+        losses = task.output_losses(one.outputs, one.y).double().numpy()
+        return lambda weights: weights @ losses / weights.sum(1)
+    if task.kind == "regression":
+        return _rmse(*_targets(one)) if metric == "rmse" else _r2(*_targets(one))
+    outputs, y, example = one_label_each(one.outputs, one.y, torch.arange(len(one.y)))
+    labels, found, index = y.numpy(), outputs.argmax(1).numpy(), example.numpy()
+    shape = (len(one.y), outputs.shape[1])
+    truth = _tally(shape, index, labels)
+    if metric == "auroc":
+        return _auroc(surprise(outputs).double().numpy(), labels, index, truth)
+    right = (labels == found).astype(float)
+    if metric == "ece":
+        confidence = confidence_of(outputs)
+        gaps = _tally((len(one.y), BINS), index, bin_of(confidence).numpy(), right - confidence.numpy())
+        return lambda weights: np.abs(weights @ gaps).sum(1) / (weights @ truth.sum(1))
+    hits = _tally(shape, index, labels, right)
+    if metric == "accuracy":
+        return lambda weights: (weights @ hits.sum(1)) / (weights @ truth.sum(1))
+    if metric == "balanced_accuracy":
+        return lambda weights: _mean_ratio(weights @ hits, weights @ truth)
+    said = _tally(shape, index, found)
+    return lambda weights: _mean_ratio(2 * (weights @ hits), weights @ (truth + said))
+
+
+def differing(metric: str, ours: Predictions, alone: Predictions, *, regression: bool) -> int:
+    """The number of examples that can tell two models apart: where what the metric looks at is not the same."""
+    a, b = ours.outputs, alone.outputs
+    if not regression and metric in ("accuracy", "balanced_accuracy", "macro_f1"):
+        a, b = a.argmax(1), b.argmax(1)
+        if metric != "macro_f1":
+            a, b = a == ours.y, b == ours.y
+    return int((a != b).reshape(len(a), -1).any(1).sum())
+
+
+def _tally(
+    shape: tuple[int, int], row: NDArray[np.int64], column: NDArray[np.int64], value: Array | None = None
+) -> Array:
+    """[examples, columns]: sums of `value`s (1 if not given)."""
+    flat = np.bincount(row * shape[1] + column, value, minlength=shape[0] * shape[1])
+    return flat.reshape(shape).astype(float)
+
+
+def _mean_ratio(above: Array, below: Array) -> Array:
+    """The mean of the ratios whose denominator is not 0."""
+    there = below > 0
+    ratio = np.divide(above, below, out=np.zeros_like(above), where=there)
+    number = there.sum(1)
+    mean = np.full(len(above), np.nan)
+    np.divide(ratio.sum(1), number, out=mean, where=number > 0)
+    return mean
+
+
+def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], truth: Array) -> Statistic:
+    """`scores` [labels, classes] are lower the likelier the class is."""
+    classes = np.flatnonzero((truth.sum(0) > 0) & (truth.sum(0) < truth.sum()))
+    classes = classes[classes == 1] if scores.shape[1] == 2 else classes
+    curves = []
+    for label in classes:
+        of_class = labels == label
+        rest = index[~of_class][np.argsort(scores[~of_class, label])]
+        places = [np.searchsorted(np.sort(scores[~of_class, label]), scores[of_class, label], s) for s in SIDES]
+        curves.append((index[of_class], rest, *places))
+
+    def area(weights: Array) -> Array:
+        rows = np.ascontiguousarray(weights.T)  # [examples, resamples]: what follows works on whole rows
+        total, number = np.zeros(len(weights)), np.zeros(len(weights))
+        for of_class, rest, left, right in curves:
+            below = np.zeros((len(rest) + 1, len(weights)))
+            np.cumsum(rows[rest], axis=0, out=below[1:])
+            mine = rows[of_class]
+            lost = np.einsum("er,er->r", mine, below[left]) + np.einsum("er,er->r", mine, below[right])
+            pairs = mine.sum(0) * below[-1]
+            there = pairs > 0
+            total[there] += 1 - lost[there] / (2 * pairs[there])
+            number += there
+        mean = np.full(len(weights), np.nan)
+        np.divide(total, number, out=mean, where=number > 0)
+        return mean
+
+    return area
+
+
+def _targets(one: Predictions) -> tuple[Array, Array]:
+    """(squared errors, targets), both [examples, targets]."""
+    y = one.y.double().reshape(len(one.y), -1)
+    return ((one.outputs.double().reshape(y.shape) - y) ** 2).numpy(), y.numpy()
+
+
+def _rmse(squared: Array, y: Array) -> Statistic:
+    return lambda weights: np.sqrt(weights @ squared.mean(1) / weights.sum(1))
+
+
+def _r2(squared: Array, y: Array) -> Statistic:
+    centred = y - y.mean(0)  # so that the difference of squares below does not cancel
+
+    def r2(weights: Array) -> Array:
+        count = weights.sum(1, keepdims=True)
+        error = weights @ squared
+        spread = weights @ centred**2 - (weights @ centred) ** 2 / count
+        varies = spread > 1e-12 * np.maximum(weights @ centred**2, 1e-300)
+        share = np.divide(error, spread, out=np.zeros_like(error), where=varies)
+        return _mean_ratio(np.where(varies, 1 - share, 0.0), varies.astype(float))
+
+    return r2

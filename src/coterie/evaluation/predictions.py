@@ -1,0 +1,43 @@
+"""What every client's model says of its test examples: from this all metrics, and intervals of them, can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.errors import DataError
+
+
+class Predictions(NamedTuple):
+    """The clients' test parts laid end to end, in the order of the clients."""
+
+    outputs: Tensor  # [examples, classes] (or what the model gives: [examples, classes, ...], [examples, targets])
+    y: Tensor  # [examples, ...]
+    owner: Tensor  # [examples] int64: the client's index
+
+    def of(self, client: int) -> Predictions:
+        own = self.owner == client
+        return Predictions(self.outputs[own], self.y[own], self.owner[own])
+
+
+def check_same_data(runs: Mapping[str, tuple[list[str], Predictions]]) -> None:
+    """Models can only be compared on the same test examples; `runs` are (client names, predictions) by label."""
+    (first, (names, ours)), *rest = runs.items()
+    for label, (others, theirs) in rest:
+        if names != others:
+            only = sorted(set(names) ^ set(others)) or ["their order"]
+            difference = f"the clients differ ({', '.join(only[:5])}{', ...' if len(only) > 5 else ''})"
+        elif not torch.equal(ours.owner, theirs.owner):
+            client = next(i for i in range(len(names)) if (ours.owner == i).sum() != (theirs.owner == i).sum())
+            difference = f"client '{names[client]}' has another number of test examples"
+        elif ours.y.shape != theirs.y.shape or not torch.equal(ours.y, theirs.y):
+            difference = "the labels of the test examples differ"
+        else:
+            continue
+        raise DataError(
+            f"{first} and {label} are not of the same data: {difference}. Compare runs with the same data, validation "
+            "and test shares and seed."
+        )

@@ -1,0 +1,273 @@
+"""A model card a client: what its model was made from, how good it is, who it learned from. As JSON and to read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie import rng
+from coterie.data import Federation
+from coterie.evaluation import Predictions
+from coterie.evaluation.benefit import LEVEL, interval
+from coterie.evaluation.bootstrap import draws, statistic
+from coterie.experiment import files
+from coterie.experiment.folder import environment, safe_name
+from coterie.experiment.result import Result
+from coterie.experiment.setup import Setup
+from coterie.hyper import AnyMethod
+from coterie.task import Task
+
+FORMAT = 1
+RESAMPLES = 1000
+PARTS = ("train", "validation", "test")
+SHOWN = 10  # collaborators that the Markdown names
+
+
+def write_cards(
+    result: Result, setup: Setup, out: Path, others: Sequence[str] = (), benefit: dict[str, Any] | None = None
+) -> None:
+    """card.json and card.md in every client's folder.
+
+    `benefit` is that of benefit.json, which is read unless it is given; `others` are the clients of the run that a
+    newcomer, who is the one client of `result`, has joined.
+    """
+    if benefit is None and (out / "benefit.json").exists():
+        benefit = files.read_json(out / "benefit.json")
+    gains = {row["client"]: row for row in (benefit or {}).get("clients", [])}
+    versions = {**environment()["packages"], "coterie": version(), "python": environment()["python"]}
+    for i, name in enumerate(result.names):
+        card = make_card(result, setup, i, others, gains.get(name), versions)
+        folder = out / "clients" / safe_name(name)
+        files.write_json(folder / "card.json", card)
+        files.write_text(folder / "card.md", to_markdown(card, out))
+
+
+def make_card(
+    result: Result,
+    setup: Setup,
+    i: int,
+    others: Sequence[str],
+    gain: dict[str, Any] | None,
+    versions: dict[str, Any],
+) -> dict[str, Any]:
+    config, federation, row = result.config, setup.federation, result.clients[i]
+    return {
+        "format": FORMAT,
+        "client": row["client"],
+        "took_part": not others,
+        "clients": len(others) or len(result.clients),
+        "method": {"name": config.method, "paper": _paper(result.method), "hyper": config.hyper},
+        "optimizer": config.optimizer,
+        "model": config.model,
+        "input_shape": list(federation.x.shape[1:]),
+        "outputs": "logits" if federation.num_classes else "values",
+        "schedule": {
+            "rounds": config.rounds,
+            "selected_round": result.selected,
+            "selected_by": f"mean validation {result.metric}",
+            **({"local_steps": config.local_steps} if config.local_steps else {"local_epochs": config.local_epochs}),
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+        },
+        "data": {"name": config.data, **_data(federation, i)},
+        "metrics": _metrics(result, i),
+        "selected_metric": result.metric,
+        "level": LEVEL,
+        "benefit": gain,
+        "learned_from": _learned_from(result, i, others),
+        "versions": versions,
+    }
+
+
+def version() -> str:
+    """Of the code that runs, installed or not."""
+    from coterie import __version__
+
+    return __version__
+
+
+def class_names(federation: Federation) -> list[str]:
+    """As the data names them, or else their numbers; none in a regression."""
+    return list(federation.classes or map(str, range(federation.num_classes or 0)))
+
+
+def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int | str) -> dict[str, tuple[float, float]]:
+    """Percentile intervals of one client's metrics, by drawing its examples anew, with replacement."""
+    weights = list(draws(len(one.y), RESAMPLES, rng.generator(*seed, "intervals")))
+    found = {}
+    for metric in metrics:
+        of = statistic(task, metric, one)
+        found[metric] = interval(np.concatenate([of(some) for some in weights]))
+    return found
+
+
+def _metrics(result: Result, i: int) -> dict[str, Any]:
+    """{part: {metric: value}}, and of those on test data the intervals."""
+    row = result.clients[i]
+    told: dict[str, Any] = {
+        part: {key.removeprefix(f"{part}_"): value for key, value in row.items() if key.startswith(f"{part}_")}
+        for part in ("validation", "test")
+    }
+    # Not of the calibration error: a resample repeats examples, which alone makes it larger.
+    names = [name for name in told["test"] if name != "ece"]
+    bounds = intervals(result.task, result.predictions.of(i), names, result.config.seed, row["client"])
+    return {**told, "test_intervals": {name: list(bounds[name]) for name in names}}
+
+
+def _data(federation: Federation, i: int) -> dict[str, Any]:
+    split = federation.split(i)
+    told: dict[str, Any] = {part: len(split[part]) for part in PARTS}  # type: ignore[index]
+    if federation.num_classes is None or federation.y.ndim > 1:
+        return told
+    names = class_names(federation)
+    counts = {part: np.bincount(federation.y[split[part]].numpy(), minlength=len(names)) for part in PARTS}  # type: ignore[index]
+    told["classes"] = {name: {part: int(counts[part][k]) for part in PARTS} for k, name in enumerate(names)}
+    return told
+
+
+def _learned_from(result: Result, i: int, others: Sequence[str]) -> dict[str, Any]:
+    """In words and, where the method weighs the clients, their weights at the selected round."""
+    record = next(record for record in result.rounds if record["round"] == result.selected)
+    names = [*others, *result.names]
+    server = record.get("server", {})
+    words = result.method.learns_from
+    if "collaboration" in server:
+        words = "the clients below, by weight: those whose data or models are most like its own weigh most"
+        row = np.asarray(server["collaboration"])[len(names) - len(result.names) + i]
+        return {"words": words, "weights": _weights(names, row)}
+    if "weight" in server:
+        return {"words": words, "weights": _weights(names, np.asarray(server["weight"]))}
+    return {"words": words}
+
+
+def _weights(names: Sequence[str], row: np.ndarray) -> dict[str, float]:
+    """Largest first; those without weight are left out."""
+    order = np.argsort(-row, kind="stable")
+    return {names[j]: float(row[j]) for j in order if row[j] > 0}
+
+
+def _paper(method: AnyMethod) -> str:
+    about = (sys.modules[type(method).__module__].__doc__ or type(method).__doc__ or "").strip()
+    return " ".join(about.split("\n\n")[0].split())
+
+
+def to_markdown(card: dict[str, Any], run: Path) -> str:
+    """The same in words, for who would use the model."""
+    lines = [f"# Model card: {card['client']}", "", _what(card), "", "## Is it better than training alone?", ""]
+    lines += [_worth(card), "", "## Data", "", *_data_table(card), "", "## Metrics", "", *_metric_table(card), ""]
+    lines += ["## Who it learned from", "", *_learned(card), "", "## How to use it", "", *_use(card, run), ""]
+    lines += ["## How it was made", "", *_made(card)]
+    return "\n".join(lines) + "\n"
+
+
+def _what(card: dict[str, Any]) -> str:
+    schedule, name = card["schedule"], card["client"]
+    if card["took_part"]:
+        who = f"{name}, one of {card['clients']} clients that trained together, without sharing data"
+    else:
+        who = f"{name}, which joined {card['clients']} clients that had trained together before"
+    chosen = (
+        f"Round {schedule['selected_round']} of {schedule['rounds']} was chosen by {_words(schedule['selected_by'])}"
+    )
+    return f"This is the model of {who}. The method: {card['method']['paper']} {chosen}; test data had no part in that."
+
+
+def _worth(card: dict[str, Any]) -> str:
+    metric, gain = card["selected_metric"], card["benefit"]
+    measured = _with_interval(card["metrics"]["test"][metric], *card["metrics"]["test_intervals"][metric])
+    test = f"On the {card['data']['test']} test examples that it never saw, its {_words(metric)} is {measured}."
+    if gain is None:
+        return f"{test} There is nothing to compare it with: no model was trained alone beside it."
+    verdict = {
+        "gains": "So it is better than training alone.",
+        "loses": "So it is worse than training alone: a model trained on the client's own data is the better choice.",
+    }.get(gain["verdict"], "So the test examples cannot tell which of the two is better.")
+    difference = _with_interval(gain["gain"], gain["low"], gain["high"], "+")
+    alone = f"Training alone for as many steps gives {_shown(gain['local'])}: the gain is {difference}."
+    return f"{test} {alone} {verdict}"
+
+
+def _data_table(card: dict[str, Any]) -> list[str]:
+    data = card["data"]
+    lines = [f"From `{data['name']}`.", "", "| | training | validation | test |", "|---|---:|---:|---:|"]
+    lines.append(f"| examples | {' | '.join(str(data[part]) for part in PARTS)} |")
+    lines += [
+        f"| class {_cell(name)} | {' | '.join(str(c[p]) for p in PARTS)} |"
+        for name, c in data.get("classes", {}).items()
+    ]
+    unseen = [name for name, count in data.get("classes", {}).items() if not count["train"]]
+    if unseen:
+        lines += ["", f"It had no training examples of its own of: {', '.join(unseen)}."]
+    return lines
+
+
+def _metric_table(card: dict[str, Any]) -> list[str]:
+    metrics = card["metrics"]
+    lines = [f"| | validation | test | {LEVEL:.0%} interval |", "|---|---:|---:|---:|"]
+    for name, value in metrics["test"].items():
+        between = " to ".join(map(_shown, metrics["test_intervals"].get(name, ())))
+        lines.append(f"| {_words(name)} | {_shown(metrics['validation'].get(name))} | {_shown(value)} | {between} |")
+    return [
+        *lines,
+        "",
+        "Intervals are of the test examples, drawn anew with replacement 1,000 times; few examples, wide interval.",
+    ]
+
+
+def _learned(card: dict[str, Any]) -> list[str]:
+    learned = card["learned_from"]
+    lines = [f"It learned from {learned['words']}."]
+    weights = list(learned.get("weights", {}).items())
+    if weights:
+        lines += ["", "| client | weight |", "|---|---:|"]
+        lines += [
+            f"| {_cell(name)}{' (itself)' * (name == card['client'])} | {weight:.3f} |"
+            for name, weight in weights[:SHOWN]
+        ]
+    if len(weights) > SHOWN:
+        lines += ["", f"{len(weights) - SHOWN} more have smaller weights; `card.json` has them all."]
+    return lines
+
+
+def _use(card: dict[str, Any], run: Path) -> list[str]:
+    name = f"'{card['client']}'"
+    lines = [
+        f"    coterie predict {run} --client {name} rows.csv -o out.csv",
+        f"    coterie export {run} --client {name} --format onnx",
+        "",
+        f"or in Python `coterie.load('{run}', {name})`, a PyTorch module that takes inputs of shape (rows, "
+        f"{', '.join(map(str, card['input_shape']))}), prepared as in training, and gives {card['outputs']}",
+    ]
+    if card["outputs"] == "logits":
+        lines[-1] += " (their softmax are the probabilities, which `coterie predict` writes)"
+    lines[-1] += ". It was measured on data of this client only; elsewhere, measure it again."
+    return lines
+
+
+def _made(card: dict[str, Any]) -> list[str]:
+    method, optimizer, versions = card["method"], dict(card["optimizer"]), card["versions"]
+    values = {"model": card["model"], **card["schedule"]}
+    values |= {"optimizer": optimizer.pop("name", "the method's own"), **optimizer, **method["hyper"]}
+    lines = ["| setting | value |", "|---|---|", f"| method | {method['name']} |"]
+    lines += [f"| {key} | {_cell(str(value))} |" for key, value in values.items()]
+    return [*lines, "", f"Made with {', '.join(f'{name} {version}' for name, version in versions.items())}."]
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _with_interval(value: float, low: float, high: float, sign: str = "") -> str:
+    return f"{_shown(value, sign)} ({LEVEL:.0%} interval {_shown(low, sign)} to {_shown(high, sign)})"
+
+
+def _shown(value: float | None, sign: str = "") -> str:
+    return "not defined" if value is None or not np.isfinite(value) else f"{value:{sign}.3f}"

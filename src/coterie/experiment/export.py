@@ -1,0 +1,144 @@
+"""A client's model as a file that other programs load, without Coterie.
+
+    torch         a .pt2 archive of `torch.export`: the graph as JSON and the weights as raw bytes. TorchScript and
+                  `torch.save` would put code or pickles in the file, which whoever opens it has to trust; here no part
+                  is a pickle (the example inputs, which would be one, are left out). torch.export.load(FILE).module()
+    onnx          by `torch.onnx`, needs coterie[onnx]: input x, output logits or probabilities
+    safetensors   the weights, under the names that the network has, and FILE.json, which says how to rebuild it
+
+All but safetensors hold the whole prediction: of a mixture, the collaborators' models and their weights. The first axis
+(the rows) has any length. Outputs are logits, as evaluation uses; with `probabilities`, their softmax.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import ConfigError, CoterieError
+from coterie.experiment import files
+from coterie.experiment.folder import safe_name
+from coterie.experiment.load import find_client, load
+from coterie.experiment.setup import Model
+
+Format = Literal["torch", "onnx", "safetensors"]
+ENDINGS = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
+
+
+class Probabilities(nn.Module):
+    """A classifier whose outputs are probabilities."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.classifier(x), 1)
+
+
+def export(
+    run: str | Path,
+    client: str | int,
+    format: Format = "torch",
+    out: str | Path | None = None,
+    *,
+    probabilities: bool = False,
+    model: Model | None = None,
+) -> Path:
+    """Write the client's model to `out` (by default its name, with the format's ending); returns where."""
+    if format not in get_args(Format):
+        raise ConfigError([f"format = '{format}': choose from {', '.join(get_args(Format))}"])
+    folder, about = find_client(run, client)
+    path = Path(out) if out is not None else Path(safe_name(about["client"]) + ENDINGS[format])
+    if path.is_dir():
+        path = path / (safe_name(about["client"]) + ENDINGS[format])
+    if probabilities and (format == "safetensors" or about["kind"] == "regression"):
+        why = "safetensors holds weights only" if format == "safetensors" else "a regression has none"
+        raise ConfigError([f"probabilities: {why}"])
+    about = {**about, "output": "probabilities" if probabilities else about_output(about)}
+    if format == "safetensors":
+        files.write_tensors(path, files.read_tensors(folder / "model.safetensors"), {"format": "pt"})
+        files.write_json(path.with_name(path.name + ".json"), {**about, "weights": path.name})
+        return path
+    module = load(run, about["client"], model=model)
+    module = Probabilities(module).eval() if probabilities else module
+    content = (_torch if format == "torch" else _onnx)(module, about)
+    files.write(path, lambda temporary: _save(temporary, content))
+    return path
+
+
+def about_output(about: dict[str, Any]) -> str:
+    return "logits" if about["kind"] == "classification" else "values"
+
+
+def _torch(module: nn.Module, about: dict[str, Any]) -> bytes:
+    program = _in_words(
+        lambda: torch.export.export(module, (_example(about),), dynamic_shapes=(_any_rows(),), strict=False)
+    )
+    program.example_inputs = None
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"model.json": json.dumps(about)})
+    return buffer.getvalue()
+
+
+def _onnx(module: nn.Module, about: dict[str, Any]) -> bytes:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise CoterieError("exporting to ONNX needs onnx and onnxscript: pip install 'coterie[onnx]'") from None
+    # It tells of every operator that it would know if torchvision were installed.
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        program = _in_words(
+            lambda: torch.onnx.export(
+                module,
+                (_example(about),),
+                input_names=["x"],
+                output_names=[about["output"]],
+                dynamic_shapes=(_any_rows(),),
+                dynamo=True,
+                verbose=False,
+            )
+        )
+    finally:
+        logger.setLevel(before)
+    proto = program.model_proto
+    for key in ("client", "method", "classes", "output"):
+        proto.metadata_props.add(key=key, value=json.dumps(about.get(key)))
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _example(about: dict[str, Any]) -> Tensor:
+    return torch.zeros(2, *about["input_shape"])  # one row would be taken for the only length
+
+
+def _any_rows() -> dict[int, Any]:
+    return {0: torch.export.Dim("rows")}
+
+
+def _in_words(trace: Callable[[], Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return trace()
+    except Exception as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise CoterieError(
+            f"this model cannot be traced ({told[0]}); --format safetensors exports its weights instead"
+        ) from error
+
+
+def _save(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

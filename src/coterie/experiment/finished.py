@@ -1,0 +1,115 @@
+"""A comparison of runs that are finished, from their folders alone: nothing is trained, no data is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie.evaluation import Predictions
+from coterie.evaluation.benefit import judge, measure
+from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.predictions import check_same_data
+from coterie.experiment import files
+from coterie.experiment.comparison import Comparison
+from coterie.experiment.config import read_toml
+from coterie.experiment.folder import COMPLETE, RunFolder
+from coterie.task import Kind, Task
+
+
+class Run(NamedTuple):
+    path: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    predictions: Predictions
+
+    @property
+    def names(self) -> list[str]:
+        return [row["client"] for row in self.rows]
+
+
+def compare_runs(paths: Sequence[str | Path]) -> Comparison:
+    """Compare run folders: one for each method and seed.
+
+    Training alone is a run of `local` among them or, failing that, the reference that lies in a run of the same seed.
+    Runs of different data, or without any training alone, are refused in words.
+    """
+    runs = [read_run(Path(path)) for path in paths]
+    if not runs:
+        raise ConfigError(["name at least one run folder"])
+    by = _by_method_and_seed(runs)
+    seeds = tuple(dict.fromkeys(seed for _, seed in by))
+    for seed in seeds:
+        if ("local", seed) not in by:
+            by["local", seed] = _reference([run for (_, other), run in by.items() if other == seed])
+    methods = ("local", *dict.fromkeys(method for method, _ in by if method != "local"))
+    if missing := [f"{method} with seed {seed}" for method in methods for seed in seeds if (method, seed) not in by]:
+        raise ConfigError([f"every method needs every seed; there is no run of {', '.join(missing)}: run it first"])
+    task, metric = _task_and_metric(runs)
+    for seed in seeds:
+        those = [by[method, seed] for method in methods]
+        check_same_data({f"'{run.path}'": (run.names, run.predictions) for run in those})
+    names = runs[0].names
+    for run in runs:
+        if run.names != names:
+            raise CoterieError(f"'{runs[0].path}' and '{run.path}' are not of the same clients: compare them apart")
+    benefits = {}
+    for method in methods[1:]:
+        trials = [
+            measure(task, metric, by[method, seed].predictions, by["local", seed].predictions, names, seed=seed)
+            for seed in seeds
+        ]
+        benefits[method] = judge(metric, names, trials, seed=seeds[0])
+    rows = [
+        {"method": method, "seed": seed, **row} for seed in seeds for method in methods for row in by[method, seed].rows
+    ]
+    return Comparison(metric, methods, seeds, rows, None, benefits)
+
+
+def read_run(path: Path) -> Run:
+    """What a comparison needs of a finished run."""
+    if not (path / "config.toml").exists():
+        raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
+    if missing := [name for name in COMPLETE if not (path / name).exists()]:
+        raise CheckpointError(f"'{path}' has no {', '.join(missing)}: 'coterie resume {path}' completes it")
+    folder = RunFolder(path)
+    return Run(path, read_toml(path / "config.toml"), folder.read_clients(), folder.read_predictions())
+
+
+def _by_method_and_seed(runs: list[Run]) -> dict[tuple[str, int], Run]:
+    data = {run.config["data"]: run for run in runs}
+    if len(data) > 1:
+        told = ", ".join(f"'{run.path}' of {name}" for name, run in data.items())
+        raise ConfigError([f"the runs are of different data ({told}): compare those of each apart"])
+    by: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        key = run.config["method"], run.config["seed"]
+        if key in by:
+            raise ConfigError([f"'{by[key].path}' and '{run.path}' are both of {key[0]} with seed {key[1]}: name one"])
+        by[key] = run
+    return by
+
+
+def _reference(runs: list[Run]) -> Run:
+    for run in runs:
+        if (run.path / "reference" / "config.toml").exists():
+            return read_run(run.path / "reference")
+    where = ", ".join(f"'{run.path}'" for run in runs)
+    raise CoterieError(
+        f"{where}: no local reference, so nobody can say who gains. Run it again without --no-reference, or add a run "
+        f"of --method local with the same data and seed {runs[0].config['seed']}"
+    )
+
+
+def _task_and_metric(runs: list[Run]) -> tuple[Task, str]:
+    """The metric that selected their rounds; a task that knows the kind of data, which is all that scoring needs."""
+    first = runs[0]
+    kinds = {files.read_json(path)["kind"] for path in (first.path / "clients").glob("*/model.json")}
+    kind: Kind = "regression" if kinds == {"regression"} else "classification"
+    metrics = {run.config.get("select") or METRICS[kind][0] for run in runs}
+    if len(metrics) > 1:
+        raise ConfigError([f"the runs' rounds were selected by different metrics ({', '.join(sorted(metrics))})"])
+    return Task(nn.Linear(1, 1), kind), metrics.pop()  # any model: none is called

@@ -1,0 +1,244 @@
+"""A site that took no part gets a personalised model from a finished run, and is told whether it is better than alone.
+
+The newcomer is one more client of a copy of the finished server that is its own: with a row for it where the server has
+rows for clients (`grown`), at the values of a client that has not been heard yet. In every round it is sent what a
+client is sent, and does a client's local update; `Method.onboard` says what becomes of its message. Nobody else trains,
+and nothing of the run is changed. The round is selected on its validation data, as in a run, and the comparison is
+local training on its own data for as many steps, from the run's initial model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import rng, tree
+from coterie.data import Federation, from_clients
+from coterie.data.schema import schema_from_dict
+from coterie.data.silos import Silos, load_silos
+from coterie.data.weights import balanced
+from coterie.engine import Central
+from coterie.engine.central import Draw, Send
+from coterie.errors import CheckpointError, ConfigError, DataError
+from coterie.evaluation.metrics import METRICS
+from coterie.experiment import files
+from coterie.experiment.card import write_cards
+from coterie.experiment.config import Config, resolve
+from coterie.experiment.finish import add_benefit
+from coterie.experiment.folder import RunFolder, read_rows
+from coterie.experiment.load import build_module, find_client
+from coterie.experiment.result import Result
+from coterie.experiment.rows import read_examples
+from coterie.experiment.run import Progress, Silent, execute, local_like, read_config, write_models
+from coterie.experiment.setup import Model, Setup
+from coterie.experiment.silos import OPTIONS
+from coterie.experiment.simulation import State
+from coterie.hyper import AnyMethod
+from coterie.method import Info, Newcomer, Population
+from coterie.task import Task
+from coterie.tree import Params, Tree
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a newcomer needs of a run: no data, and none of the clients' own states."""
+
+    config: Config
+    method: AnyMethod
+    task: Task  # begins at the run's initial model
+    metric: str
+    names: tuple[str, ...]
+    server: Tree  # at the selected round
+
+
+@dataclass(frozen=True)
+class Guest:
+    """The newcomer's own copy of the server, in place of `Central`."""
+
+    task: Task
+    newcomer: Newcomer
+    row: int  # which client it is there
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.tensor([self.row])
+
+    def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
+        return self.newcomer.server
+
+    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+        return send(server, self.ids, draw())
+
+    def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
+        heard = method.onboard(self.task, self.newcomer._replace(server=server), self.ids, ups)
+        return heard.server
+
+    def info(self, method: AnyMethod, server: Tree) -> Info:
+        return Central().info(method, server)
+
+    def models(self, method: AnyMethod, server: Tree, size: int) -> Params | None:
+        return Central().models(method, server, size)
+
+    def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
+        return Central().traffic(method, ids, ups, down)
+
+
+def onboard(
+    run: str | Path,
+    data: str | Path | Pair,
+    *,
+    name: str | None = None,
+    target: str | None = None,
+    model: Model | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """A new site joins the finished `run` with `data`: a CSV or .npz file, or a pair (x, y) of tensors.
+
+    Its examples are split as the run's clients' are. The model, its card, and a line in onboarded.csv are written into
+    the run folder; `result.model(0)` is the model and `result.clients[0]` the metrics, with gain, low, high, verdict.
+    """
+    run = Path(run)
+    finished, about = open_run(run, model)
+    name = name or (Path(data).stem if isinstance(data, str | Path) else "newcomer")
+    if name in finished.names:
+        raise ConfigError([f"'{name}' took part in this run: give the newcomer another name with --name"])
+    site = _site(run, name, data, target, about, finished.config)
+    result = join(finished, balanced(site) if finished.config.class_weights else site, progress or Silent())
+    _write(run, finished, result, site)
+    return result
+
+
+def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progress) -> list[Result]:
+    """Every client that was held out of a run joins it, one after another, each as if it were the only one."""
+    held_out = setup.held_out
+    if held_out is None:
+        return []
+    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, result.server)
+    joined = []
+    for name, split in held_out.clients.items():
+        site = dataclasses.replace(held_out, clients={name: split})
+        tell.say(f"onboarding {name}, which took no part")
+        joined.append(join(finished, site, Silent()))
+        if out:
+            _write(out, finished, joined[-1], site)
+    return joined
+
+
+def join(finished: Finished, site: Federation, tell: Progress) -> Result:
+    """The newcomer's rounds, and those of the same site alone."""
+    method, task, row = finished.method, finished.task, len(finished.names)
+    server = grown(method, task, finished.server, [*finished.names, *site.names])
+    newcomer = method.onboard(task, Newcomer(server, task.init()), torch.tensor([row]), None)
+    place = Guest(task, newcomer, row)
+    alone_there = {"fraction": 1.0, "clients_per_round": None, "clients_heard": None, "holdout": 0.0}
+    engine = {"engine": "loop", "compile": False, "workers": 1}
+    config = finished.config.model_copy(update=alone_there | engine)
+    begun = task.beginning(newcomer.params, newcomer.only)
+    result = execute(Setup(config, method, site, begun, finished.metric, place), None, tell, resume=False)
+    if finished.config.method != "local":
+        alone = Setup(config, method, site, task, finished.metric).with_method(local_like(method))
+        result.reference = execute(alone, None, Silent(), resume=False)
+        add_benefit(result, None)
+    return result
+
+
+def grown(method: AnyMethod, task: Task, server: Tree, names: Sequence[str]) -> Tree:
+    """The server with one more client, the last of `names`, that has not been heard.
+
+    Leaves that have a place for each client get one more, with the values that a server begins with.
+    """
+    size = len(names)
+    fresh = method.init_server(task.init(), Population(size, size, task, rng.keys_of(names)))
+
+    def fill(new: Tensor, old: Tensor) -> Tensor:
+        if new.shape == old.shape:
+            return old
+        filled = new.clone()
+        filled[tuple(slice(length) for length in old.shape)] = old
+        return filled
+
+    return tree.map(fill, fresh, server)
+
+
+def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str, Any]]:
+    """(what a newcomer needs, what the run's models are like), from the run folder alone: no client's data is read."""
+    _, about = find_client(run, 1)
+    # Of the run's data nothing is needed, so where its files were does not matter.
+    values = {key: value for key, value in read_config(run).items() if key not in ("silos", *OPTIONS)}
+    config, method = resolve(values, own_data=True, own_model=True)
+    if config.topology != "server":
+        raise ConfigError([f"'{run}' has no server to join: its clients are peers (topology = {config.topology!r})"])
+    names = tuple(row["client"] for row in read_rows(run / "clients.csv"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)  # as in `prepare`: the run's initial model
+        module = build_module(about, model, run)
+    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head)
+    params = task.init()
+    population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names))
+    like = State(method.init_server(params, population), tree.broadcast(method.init_client(params), len(names)))
+    selected = files.read_json(run / "summary.json")["selected_round"]
+    if selected not in RunFolder(run).checkpoints():
+        raise CheckpointError(f"'{run}' has no checkpoint of round {selected}, the selected one: run it again")
+    state, _ = RunFolder(run).load(selected, like)
+    metric = config.select or METRICS[task.kind][0]
+    return Finished(config, method, task, metric, names, state.server), about
+
+
+def _site(
+    run: Path, name: str, data: str | Path | Pair, target: str | None, about: dict[str, Any], config: Config
+) -> Federation:
+    """The newcomer's federation of one. Where the run's sites prepare their tables, it prepares its own like them."""
+    record = find_client(run, 1)[0] / "preprocessing.json"
+    if isinstance(data, str | Path):
+        path = Path(data)
+        if record.exists() and path.suffix.lower() != ".npz":
+            return _silo(run, name, path, target, files.read_json(record)["schema"], config)
+        x, y = read_examples(path, target, about)
+    else:
+        x, y = data
+    if tuple(x.shape[1:]) != tuple(about["input_shape"]):
+        raise DataError(f"'{name}': inputs of shape {tuple(x.shape[1:])}; this run has {tuple(about['input_shape'])}")
+    site = from_clients(
+        {name: (x, y)},
+        name=config.data,
+        num_classes=about["num_classes"],
+        regression=about["kind"] == "regression",
+        validation=config.validation,
+        test=config.test,
+        seed=config.seed,
+    )
+    return dataclasses.replace(site, classes=tuple(about.get("classes") or ()))
+
+
+def _silo(run: Path, name: str, path: Path, target: str | None, schema: dict[str, Any], config: Config) -> Federation:
+    """Its own table, by the schema that the run's sites agreed on; prepared by what its own training rows say."""
+    agreed = schema_from_dict(schema, str(run))
+    if target not in (None, agreed.target):
+        raise ConfigError([f"target = '{target}': the sites of this run agreed on {agreed.target}"])
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "schema.toml"
+        given.write_text(agreed.to_toml(), encoding="utf-8")
+        group = read_config(run).get("group")
+        silos = Silos((str(path),), schema=str(given), columns=agreed.names, missing=agreed.missing, group=group)
+        site = load_silos(silos, validation=config.validation, test=config.test, seed=config.seed)
+    (split,), (record,) = site.clients.values(), site.preprocessing.values()
+    return dataclasses.replace(site, clients={name: split}, preprocessing={name: record}, files={})
+
+
+def _write(run: Path, finished: Finished, result: Result, site: Federation) -> None:
+    folder, row, metric = RunFolder(run), result.clients[0], result.metric
+    write_models(folder, result, site, len(finished.names) + 1)
+    before: list[dict[str, Any]] = [r for r in read_rows(run / "onboarded.csv") if r["client"] != row["client"]]
+    folder.write_clients([*before, row], "onboarded.csv")
+    setup = Setup(result.config, result.method, site, result.task, metric)
+    gain = {**row, "federated": row[f"test_{metric}"], "local": row.get(f"local_test_{metric}")}
+    write_cards(result, setup, run, finished.names, {"clients": [gain] if result.reference else []})

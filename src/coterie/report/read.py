@@ -1,0 +1,212 @@
+"""A run folder as plain values. Only what every run has must be there; the rest is used if it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import CheckpointError, CoterieError
+from coterie.experiment import files
+from coterie.experiment.config import read_toml
+from coterie.experiment.folder import FORMAT
+from coterie.report.style import sign
+
+Array = NDArray[np.float64]
+VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    config: dict[str, Any]
+    clients: list[dict[str, Any]]  # one row a client, at the selected round
+    rounds: list[dict[str, Any]]
+    summary: dict[str, Any]
+    metric: str
+    benefit: dict[str, Any] | None = None  # gains with intervals
+    data: dict[str, Any] | None = None  # what each client has
+    engine: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    reference: Run | None = None  # every client alone
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @property
+    def names(self) -> list[str]:
+        return [str(row["client"]) for row in self.clients]
+
+    @property
+    def selected(self) -> int:
+        return int(self.summary["selected_round"])
+
+    @cached_property
+    def evaluated(self) -> list[dict[str, Any]]:
+        return [record for record in self.rounds if "test" in record]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The one that selected the round first."""
+        return sorted(self.evaluated[0]["test"], key=lambda name: name != self.metric) if self.evaluated else []
+
+    def column(self, name: str) -> Array:
+        """[clients]; NaN where it is not known."""
+        return numbers([row.get(name) for row in self.clients])
+
+    def scores(self, metric: str | None = None) -> Array:
+        """[clients]: the test metric at the selected round."""
+        return self.column(f"test_{metric or self.metric}")
+
+    def alone(self, metric: str | None = None) -> Array | None:
+        """[clients]: the test metric of training alone, at its own selected round."""
+        if self.method == "local":
+            return self.scores(metric)
+        if self.reference is not None:
+            return self.reference.scores(metric or self.metric)
+        found = self.column(f"local_test_{metric or self.metric}")
+        return None if np.isnan(found).all() else found
+
+    def gains(self, metric: str | None = None) -> Array | None:
+        """[clients]: how much better than alone; more is better for every metric."""
+        alone = self.alone(metric)
+        if alone is None or self.method == "local":
+            return None
+        return sign(metric or self.metric) * (self.scores(metric) - alone)
+
+    def curve(self, metric: str, split: str = "test") -> tuple[Array, Array]:
+        """(rounds [T], values [T, clients])."""
+        found = [record for record in self.evaluated if metric in record.get(split, {})]
+        at = np.array([record["round"] for record in found], dtype=float)
+        values = [numbers(record[split][metric]) for record in found]
+        return at, np.array(values).reshape(len(found), len(self.clients))
+
+
+def numbers(values: Any) -> Array:
+    """Floats, with NaN for what is missing or not finite."""
+    found = np.array([_float(value) for value in values], dtype=float)
+    found[~np.isfinite(found)] = np.nan
+    return found
+
+
+def mean(values: Array) -> float:
+    """Over what is known."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def find(paths: list[Path]) -> list[Path]:
+    """The run folders among `paths`, where a folder of runs (of `coterie compare`) stands for all of them."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise CoterieError(f"there is no folder '{path}'")
+        inside = [path] if (path / "config.toml").exists() else sorted(p.parent for p in path.glob("*/config.toml"))
+        if not inside:
+            raise CoterieError(
+                f"'{path}' is not a run folder (it has no config.toml), and holds none: "
+                "name a folder that 'coterie run' or 'coterie compare' has written"
+            )
+        found += [each for each in inside if each not in found]
+    return found
+
+
+def read(path: Path) -> Run:
+    """Raises `CheckpointError` in words if the run is not complete, damaged, or of a newer version."""
+    for name in VERSIONED:
+        _check_version(path / name)
+    config = read_toml(path / "config.toml")
+    if not (path / "summary.json").exists() or not (path / "clients.csv").exists():
+        raise CheckpointError(f"'{path}' is not complete: 'coterie resume {path}' goes on with it")
+    try:
+        summary = files.read_json(path / "summary.json")
+        metric = str(summary["selected_by"]).split()[-1]
+        run = Run(
+            path,
+            config,
+            _read_clients(path / "clients.csv"),
+            _read_rounds(path / "rounds.jsonl"),
+            summary,
+            metric,
+            _optional(path / "benefit.json"),
+            _optional(path / "data.json"),
+            _optional(path / "engine.json") or {},
+            _optional(path / "environment.json") or {},
+            _reference(path),
+        )
+        _check(run)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"'{path}' cannot be read as a run: {type(error).__name__} {error}") from error
+    return run
+
+
+def _reference(path: Path) -> Run | None:
+    beside = path / "reference"
+    return read(beside) if (beside / "summary.json").exists() else None
+
+
+def _check(run: Run) -> None:
+    if not run.clients:
+        raise ValueError("clients.csv has no client")
+    for record in run.evaluated:
+        for by in (record[part] for part in ("validation", "test") if part in record):
+            if any(len(values) != len(run.clients) for values in by.values()):
+                raise ValueError(f"round {record['round']} has not one value a client")
+    if run.benefit is not None and [row["client"] for row in run.benefit["clients"]] != run.names:
+        raise ValueError("benefit.json and clients.csv do not have the same clients")
+
+
+def _check_version(path: Path) -> None:
+    about = _optional(path)
+    version = about.get("format", 0) if about else 0
+    if isinstance(version, int) and version > FORMAT:
+        raise CheckpointError(
+            f"'{path}' was written by a newer version of Coterie (format {version}; this one reads up to {FORMAT}): "
+            "update Coterie to read it"
+        )
+
+
+def _optional(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found = files.read_json(path)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"'{path}' cannot be read: it holds a {type(found).__name__}, not a table")
+    return found
+
+
+def _read_clients(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            {key: text if key == "client" else _float(text) for key, text in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def _read_rounds(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise CheckpointError(f"'{path}' line {number} cannot be read: {error}") from error
+    return records
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

@@ -1,0 +1,180 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coterie.report import collaboration, cost, embedding, scores
+from coterie.report.block import Note, Page, Picture, Section, Table
+from coterie.report.distribution import bubbles, sizes
+from coterie.report.read import Run, mean
+from coterie.report.style import ALONE, OURS, is_percent, number, title, unit, words
+from coterie.report.verdict import title_of, verdict
+
+NO_REFERENCE = (
+    "No client was trained alone for comparison, so there are no gains to show: run it again with --reference, or give "
+    "a run of method local on the same data to this report as well."
+)
+NO_MATRIX = "This method treats all clients alike, so there is no picture of who learns from whom."
+NO_FEATURES = (
+    "This run has kept no features: the model has no linear head, the method deploys nothing that has one, "
+    "or there are too few test examples."
+)
+
+
+def page(run: Run) -> Page:
+    benefit: list[Any] = [scores.gains(run), client_table(run), fairness(run)]
+    if run.gains() is None and run.method != "local":
+        benefit.insert(0, Note(NO_REFERENCE))
+    spread = {"local": run.alone(), run.method: run.scores()}
+    known = {label: values for label, values in spread.items() if values is not None}
+    progress: list[Any] = [scores.curves(run), scores.spread(known, run.metric, {run.method: OURS, "local": ALONE})]
+    features: list[Any] = [*embedding.pictures(run)] or [Note(NO_FEATURES)]
+    together: list[Any] = [*collaboration.pictures(run)] or [Note(NO_MATRIX)]
+    sections = [
+        ("What each client gains", benefit),
+        ("Learning", progress),
+        ("Collaboration", together if run.method != "local" else []),
+        ("Features", features),
+        ("Data", data(run)),
+        ("Cost", [*cost.pictures(run)]),
+        ("Configuration", configuration(run)),
+    ]
+    kept = [Section(name, [block for block in blocks if block is not None]) for name, blocks in sections]
+    where = f"{run.config.get('data')}, {len(run.names)} clients, model {run.config.get('model')}, seed {run.seed}"
+    return Page(
+        f"{title_of(run.method)} on {run.config.get('data')}",
+        where,
+        verdict(run),
+        tiles(run),
+        [section for section in kept if section.blocks],
+    )
+
+
+def tiles(run: Run) -> list[tuple[str, str, str]]:
+    percent = " %" if is_percent(run.metric) else ""
+    alone, gains, ours = run.alone(), run.gains(), run.scores()
+    made = [
+        (
+            f"mean test {words(run.metric)}",
+            f"{number(run.metric, mean(ours))}{percent}",
+            f"alone {number(run.metric, mean(alone))}{percent}" if alone is not None and gains is not None else "",
+        )
+    ]
+    if gains is not None:
+        over = (run.benefit or {}).get("overall", {})
+        low, high = over.get("low"), over.get("high")
+        ends = f"{number(run.metric, low, '+')} to {number(run.metric, high, '+')}" if low is not None else ""
+        made.append(("mean gain", f"{number(run.metric, mean(gains), '+')}{unit(run.metric)}", ends))
+        better, worse = int((gains > 0).sum()), int((gains < 0).sum())
+        if over:
+            better, worse = over["gains"], over["loses"]
+        rest = len(gains) - better - worse
+        beside = f"{worse} lose{'' if worse != 1 else 's'}, {rest} {'cannot tell' if over else 'even'}"
+        made.append(("clients that gain", f"{better} of {len(gains)}", beside))
+    round_ = f"{run.selected} of {run.config.get('rounds', len(run.rounds))}"
+    made.append(("selected round", round_, "by validation data"))
+    made.append(("sent", cost.size(cost.sent(run)), f"in {cost.duration(cost.seconds(run))}"))
+    return made
+
+
+def client_table(run: Run) -> Table:
+    alone, gains, ours = run.alone(), run.gains(), run.scores()
+    metric = run.metric
+    columns = ["client", "train", "test"]
+    compared = alone is not None and gains is not None
+    columns += ["alone", run.method, "gain"] if compared else [run.method]
+    benefit = {row["client"]: row for row in run.benefit["clients"]} if run.benefit and compared else {}
+    if benefit:
+        columns += ["interval", "verdict"]
+    rows: list[list[Any]] = []
+    for i, row in enumerate(run.clients):
+        cells: list[Any] = [str(row["client"])]
+        cells += [(f"{row.get(key, float('nan')):.0f}", row.get(key)) for key in ("train", "test")]
+        values = [(number(metric, ours[i]), ours[i])]
+        if alone is not None and gains is not None:
+            gain = number(metric, gains[i], "+")
+            values = [(number(metric, alone[i]), alone[i]), *values, (gain, gains[i])]
+        cells += values
+        if benefit:
+            found = benefit[str(row["client"])]
+            low, high = (float("nan") if found[end] is None else float(found[end]) for end in ("low", "high"))
+            cells += [(f"{number(metric, low, '+')} to {number(metric, high, '+')}", low), found["verdict"]]
+        rows.append(cells)
+    total = [f"mean of {len(rows)}", f"{mean(run.column('train')):.0f}", f"{mean(run.column('test')):.0f}"]
+    if alone is not None and gains is not None:
+        total += [number(metric, mean(alone)), number(metric, mean(ours)), number(metric, mean(gains), "+")]
+    else:
+        total += [number(metric, mean(ours))]
+    total += [""] * (len(columns) - len(total))
+    says = f"Test {title(metric)} at the selected round; click a heading to sort."
+    return Table("clients", "Every client", columns, rows, says, [total])
+
+
+def fairness(run: Run) -> Table | None:
+    told = (run.benefit or {}).get("fairness")
+    if not told or run.method == "local":
+        return None
+    metric = run.metric
+    names = {
+        "mean": "mean, each client alike",
+        "weighted_mean": "mean, weighted by size",
+        "std": "standard deviation over clients",
+        "cv": "coefficient of variation",
+        "worst_decile": "worst tenth of clients",
+    }
+    rows = []
+    for key, words_ in names.items():
+        pair = [told.get(side, {}).get(key) for side in ("federated", "local")]
+        shown = ["–" if v is None else f"{v:.3f}" if key == "cv" else number(metric, v) for v in pair]
+        rows.append([words_, *zip(shown, pair, strict=True)])
+    share = told.get("share_worse_than_alone")
+    foot = [] if share is None else [["clients worse than alone", f"{100 * share:.0f} %", "–"]]
+    says = f"How evenly the result is shared, in test {title(metric)}."
+    return Table("fairness", "Fairness", ["over clients", run.method, "alone"], rows, says, foot)
+
+
+def data(run: Run) -> list[Picture | Table | Note]:
+    facts = run.data or {}
+    parts = ("train", "validation", "test")
+    counts = facts.get("counts")
+    if counts and facts.get("classes"):
+        total = np.sum([np.array(counts[part], dtype=float) for part in parts if part in counts], axis=0)
+        says = "The area of a bubble is how many examples of a class a client has, for training and testing together."
+        made = bubbles(total, run.names, [str(name) for name in facts["classes"]])
+        return [Picture("data", "Who has what", says, made)]
+    total = np.nansum([run.column(part) for part in parts], axis=0)
+    says = "How many examples each client has, for training and testing together."
+    return [Picture("data", "Who has how much", says, sizes(total, run.names))]
+
+
+def configuration(run: Run) -> list[Picture | Table | Note]:
+    rows = [[key, _shown(value)] for key, value in flat(run.config).items()]
+    made: list[Picture | Table | Note] = [Table("configuration", "Settings", ["setting", "value"], rows)]
+    versions = run.environment.get("packages", {})
+    engine = run.engine.get("engine", {})
+    about = [[f"engine {key}", _shown(value)] for key, value in engine.items()]
+    about += [["python", str(run.environment.get("python", ""))]] if run.environment else []
+    about += [[name, str(version)] for name, version in versions.items()]
+    about += [["machine", f"{run.environment.get('platform', '')}, {run.environment.get('cores', '?')} cores"]]
+    if len(about) > 1:
+        made.append(Table("environment", "Where it ran", ["what", "which"], about))
+    return made
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings with those of tables as 'hyper.sigma2'."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": each for name, each in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"

@@ -1,0 +1,108 @@
+"""How figures look: a restrained palette that stays apart for colour-blind readers, and one base layout.
+
+Figures are made for a light page. `DARK` says what each of their colours becomes on a dark one; the page replaces them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from coterie.evaluation import BETTER
+
+INK, MUTED, GRID, FAINT = "#1a2129", "#56616e", "#e4e8ed", "#b3bfcb"
+OURS, ALONE, WORSE, UNSURE = "#0b6aa8", "#b86a00", "#bf3f24", "#8d99a6"
+LOW, MIDDLE, HIGH = "#f3f7fb", "#6fa8d0", "#0a4c7d"  # the scale of weights
+EDGE = "#0b6aa9"
+# Paul Tol's muted scheme, which holds for colour-blind readers; a tenth colour, then again from the start.
+SERIES = (
+    *("#cc6677", "#332288", "#ddaa33", "#117733", "#88ccee", "#882255", "#44aa99", "#999933", "#aa4499"),
+    "#777777",
+)
+DARK = {
+    **{INK: "#e9eef3", MUTED: "#a3b0bd", GRID: "#2b333c", FAINT: "#55616e"},
+    **{OURS: "#5cb3ec", ALONE: "#f0a848", WORSE: "#f2836b", UNSURE: "#7f8b98"},
+    **{LOW: "#1b232c", MIDDLE: "#33709f", HIGH: "#9ad4ff", EDGE: "#5cb3ed"},
+    **{"#332288": "#9a8ff0", "#117733": "#4fc07a", "#882255": "#e07bab", "#aa4499": "#d684c8", "#777777": "#b5b5b5"},
+}
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+CLEAR = "rgba(0,0,0,0)"
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "bmta")
+SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", "ece": "calibration error"}
+
+
+def figure(height: int = 340, **layout: Any) -> go.Figure:
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": GRID, "tickcolor": GRID, "automargin": True}
+    axis |= {"title": {"font": {"color": MUTED, "size": 12}, "standoff": 8}, "tickfont": {"color": MUTED, "size": 11}}
+    base = go.Figure()
+    base.update_layout(
+        template=None,
+        height=height,
+        font={"family": FONT, "size": 12, "color": INK},
+        margin={"l": 12, "r": 16, "t": 12, "b": 12},
+        paper_bgcolor=CLEAR,
+        plot_bgcolor=CLEAR,
+        hoverlabel={"font": {"family": FONT, "size": 12}},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": INK, "size": 12}}
+        | {"itemsizing": "constant"},
+        dragmode=False,
+        hovermode="closest",
+        xaxis=axis,
+        yaxis=axis,
+    )
+    base.update_layout(**layout)
+    return base
+
+
+def series(i: int) -> str:
+    return SERIES[i % len(SERIES)]
+
+
+def plain(name: object, most: int = 26) -> str:
+    """A name as a label: short, and no mark-up."""
+    text = str(name)
+    return html.escape(text if len(text) <= most else f"{text[: most - 1]}…", quote=False)
+
+
+def name_axis(axis: Any, names: Sequence[str], most: int = 40) -> None:
+    """Names at 0, 1, ...; of many, as many as can be read."""
+    every = max(1, -(-len(names) // most))
+    places = list(range(0, len(names), every))
+    axis.update(tickmode="array", tickvals=places, ticktext=[plain(names[i]) for i in places])
+
+
+def is_percent(metric: str) -> bool:
+    return metric.removeprefix("global_") in PERCENT
+
+
+def scale(metric: str) -> float:
+    return 100.0 if is_percent(metric) else 1.0
+
+
+def sign(metric: str) -> int:
+    """1 if more is better."""
+    return -1 if BETTER.get(metric, max) is min else 1
+
+
+def words(metric: str) -> str:
+    return SHORT.get(metric, metric.replace("_", " "))
+
+
+def title(metric: str) -> str:
+    return f"{words(metric)} (%)" if is_percent(metric) else words(metric)
+
+
+def number(metric: str, value: float, plus: str = "") -> str:
+    """A value, or a difference with its sign, in the metric's unit."""
+    if value != value:
+        return "–"
+    text = f"{100 * value:{plus}.1f}" if is_percent(metric) else f"{value:{plus}.3g}"
+    text = text if float(text) else text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def unit(metric: str) -> str:
+    return " points" if is_percent(metric) else ""

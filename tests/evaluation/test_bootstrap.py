@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coterie.evaluation import Predictions, score
+from coterie.evaluation.bootstrap import CELLS, differing, draws, statistic
+from coterie.evaluation.metrics import METRICS
+from coterie.task import Task
+
+
+def some(kind, size=40):
+    draw = torch.Generator().manual_seed(0)
+    owner = torch.zeros(size, dtype=torch.long)
+    if kind == "regression":
+        y = 50 + torch.randn(size, generator=draw)
+        return Task(nn.Linear(2, 1), "regression"), Predictions(
+            y[:, None] + torch.randn(size, 1, generator=draw), y, owner
+        )
+    classes = 2 if kind == "two classes" else 4
+    outputs = torch.randn(size, classes, generator=draw).mul(2).round()  # with ties
+    return Task(nn.Linear(2, classes), num_classes=classes), Predictions(
+        outputs, torch.randint(classes, (size,), generator=draw), owner
+    )
+
+
+CASES = [
+    (kind, name)
+    for kind in ("classification", "two classes", "regression")
+    for name in METRICS[kind.replace("two classes", "classification")]
+]
+
+
+@pytest.mark.parametrize(("kind", "metric"), CASES)
+def test_a_resample_scores_what_the_repeated_examples_score(kind, metric):
+    task, one = some(kind)
+    weights = np.concatenate([np.ones((1, 40)), next(iter(draws(40, 5, np.random.default_rng(0))))])
+    found = statistic(task, metric, one)(weights)
+    for row, value in zip(weights, found, strict=True):
+        times = torch.from_numpy(row).long()
+        repeated = [each.repeat_interleave(times, 0) for each in one]
+        np.testing.assert_allclose(value, score(task, *repeated, 1)[metric][0], rtol=1e-6)
+
+
+def test_a_class_that_a_resample_lacks():
+    task, _ = some("classification")
+    outputs = torch.tensor([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 2, 0, 0]])
+    one = Predictions(outputs, torch.tensor([0, 1, 0]), torch.zeros(3, dtype=torch.long))
+    weights = np.array([[3.0, 0, 0], [1, 1, 1]])
+    np.testing.assert_allclose(statistic(task, "balanced_accuracy", one)(weights), [1, 0.75])
+    found = statistic(task, "auroc", one)(weights)
+    assert np.isnan(found[0])
+    assert not np.isnan(found[1])
+
+
+def test_every_resample_has_as_many_examples():
+    for examples in (1, 7, CELLS // 3):  # the last in several pieces
+        parts = list(draws(examples, 7, np.random.default_rng(0)))
+        assert sum(len(part) for part in parts) == 7
+        assert all((part.sum(1) == examples).all() for part in parts)
+    assert len(parts) == 3
+
+
+def test_examples_that_tell_two_models_apart():
+    y, owner = torch.tensor([0, 1, 2, 0]), torch.zeros(4, dtype=torch.long)
+    ours = Predictions(torch.eye(3)[[0, 1, 1, 1]], y, owner)
+    alone = Predictions(torch.eye(3)[[0, 0, 0, 1]] * 2, y, owner)
+    assert differing("accuracy", ours, alone, regression=False) == 1  # the third is wrong in both
+    assert differing("macro_f1", ours, alone, regression=False) == 2
+    assert differing("loss", ours, alone, regression=False) == 4
+    assert differing("loss", ours, ours, regression=False) == 0

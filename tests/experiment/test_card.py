@@ -1,0 +1,115 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import coterie
+from coterie import METHODS
+from coterie.evaluation import Predictions
+from coterie.experiment.card import intervals, to_markdown, write_cards
+from coterie.experiment.setup import prepare
+from coterie.task import Task
+from tests.experiment.conftest import QUICK, two_kinds
+
+
+def cards(result):
+    return [json.loads((result.path / "clients" / name / "card.json").read_text()) for name in result.names]
+
+
+def test_counts_classes_and_metrics_are_the_clients_own(joined):
+    result = joined("fedmap")
+    federation = prepare("fedmap", two_kinds(), holdout=0.2, **QUICK).federation
+    for i, (card, row) in enumerate(zip(cards(result), result.clients, strict=True)):
+        for part in ("train", "validation", "test"):
+            labels = federation.y[federation.split(i)[part]]
+            assert card["data"][part] == len(labels) == row[part]
+            assert [count[part] for count in card["data"]["classes"].values()] == labels.bincount(minlength=2).tolist()
+        assert card["metrics"]["test"]["accuracy"] == pytest.approx(row["test_accuracy"])
+        for metric, (low, high) in card["metrics"]["test_intervals"].items():
+            assert low is None or low <= card["metrics"]["test"][metric] <= high
+        assert card["method"]["hyper"] == result.config.hyper
+        assert card["versions"]["coterie"] == coterie.__version__
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_every_client_learned_from(joined, method):
+    result = joined(method)
+    for i, card in enumerate(cards(result)):
+        learned = card["learned_from"]
+        assert learned["words"]
+        if method in ("fedamp", "heurfedamp", "federico"):
+            record = result.rounds[result.selected - 1]["server"]["collaboration"][i]
+            assert sum(learned["weights"].values()) == pytest.approx(1, abs=1e-5)
+            assert learned["weights"].get(result.names[0], 0.0) == pytest.approx(record[0])
+        elif method == "fedmap":
+            assert sum(learned["weights"].values()) == pytest.approx(1, abs=1e-5)
+        else:
+            assert "weights" not in learned
+    text = (result.path / "clients" / result.names[0] / "card.md").read_text()
+    assert learned["words"] in text
+    assert ("(itself)" in text) == (method in ("fedamp", "heurfedamp", "federico", "fedmap"))
+
+
+def test_a_newcomers_card_says_so(joined):
+    result = joined("fedamp")
+    (newcomer,) = result.onboarded
+    folder = result.path / "clients" / newcomer.names[0]
+    card = json.loads((folder / "card.json").read_text())
+    assert not card["took_part"]
+    assert card["benefit"]["gain"] == pytest.approx(newcomer.clients[0]["gain"])
+    assert set(card["learned_from"]["weights"]) <= {*result.names, *newcomer.names}
+    assert "which joined 4 clients that had trained together before" in (folder / "card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [("gains", "it is better than training"), ("loses", "is the better choice"), ("cannot tell", "cannot tell which")],
+)
+def test_the_verdict_is_told_in_words(joined, verdict, words, tmp_path):
+    result = joined("fedavg")
+    card = cards(result)[0]
+    gain = {"gain": 0.1234, "low": -0.01, "high": 0.2, "local": 0.5, "verdict": verdict}
+    told = to_markdown({**card, "benefit": gain}, tmp_path)
+    assert words in told
+    assert "gives 0.500: the gain is +0.123 (95% interval -0.010 to +0.200)" in told
+
+
+def test_the_benefit_is_read_from_the_run(joined, tmp_path):
+    result = joined("fedavg")
+    row = {"client": result.names[1], "test": 3, "federated": 1, "local": 0, "gain": 1, "low": 1, "high": 1}
+    (tmp_path / "benefit.json").write_text(json.dumps({"clients": [{**row, "verdict": "gains"}]}))
+    setup = prepare("fedavg", two_kinds(), holdout=0.2, reference=False, **QUICK)
+    write_cards(result, setup, tmp_path)
+    first, second = (json.loads((tmp_path / "clients" / n / "card.json").read_text()) for n in result.names[:2])
+    assert second["benefit"]["verdict"] == "gains"
+    assert first["benefit"] is None
+
+
+def test_names_cannot_break_the_tables(tmp_path):
+    data = dict(zip(["a|b", "c\nd"], two_kinds(2).values(), strict=True))
+    result = coterie.run("fedamp", data, out=tmp_path / "run", reference=False, **QUICK)
+    for folder in (result.path / "clients").iterdir():
+        assert "a\\|b" in (folder / "card.md").read_text()
+
+
+def test_intervals_hold_the_mean_as_often_as_they_say():
+    """Accuracy over n examples with share p right: the standard error is sqrt(p (1 - p) / n)."""
+    task = Task(torch.nn.Linear(1, 2), num_classes=2)
+    y = torch.arange(400) % 2
+    outputs = torch.nn.functional.one_hot(torch.where(torch.arange(400) % 4 == 0, 1 - y, y), 2).float()
+    one = Predictions(outputs, y, torch.zeros(400, dtype=torch.long))
+    low, high = intervals(task, one, ["accuracy"], 0, "client")["accuracy"]
+    error = (0.75 * 0.25 / 400) ** 0.5
+    assert low == pytest.approx(0.75 - 1.96 * error, abs=0.006)
+    assert high == pytest.approx(0.75 + 1.96 * error, abs=0.006)
+
+
+def test_regression_cards(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    data = [(x, x.sum(1)) for x in torch.randn(2, 30, 3, generator=draw)]
+    result = coterie.run("fedavg", data, out=tmp_path / "run", **{**QUICK, "model": "linear"})
+    (card, _), text = cards(result), (result.path / "clients" / "client-1" / "card.md").read_text()
+    assert "classes" not in card["data"]
+    assert np.isfinite(card["metrics"]["test_intervals"]["rmse"]).all()
+    assert "gives values." in text
