@@ -9,29 +9,26 @@ import uuid
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
-flwr = pytest.importorskip("flwr", reason="needs pip install 'coterie[flower]'")
+from coterie import tree
+from coterie.data import load as load_data
+from coterie.deploy import app as app_folder
+from coterie.deploy import processes, settings
+from coterie.deploy.flower import run_server, server_app
+from coterie.deploy.ledger import Ledger
+from coterie.deploy.up import app_config, collect, federation, part_of, up, wait
+from coterie.engine import Engine
+from coterie.errors import ConfigError, CoterieError
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.load import load
+from coterie.experiment.run import run_setup
+from coterie.experiment.setup import prepare
+from coterie_site import client_app, from_records
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
-
-from coterie import tree  # noqa: E402
-from coterie.data import load as load_data  # noqa: E402
-from coterie.deploy import app as app_folder  # noqa: E402
-from coterie.deploy import processes, settings  # noqa: E402
-from coterie.deploy.flower import run_server, server_app  # noqa: E402
-from coterie.deploy.ledger import Ledger  # noqa: E402
-from coterie.deploy.up import app_config, collect, federation, part_of, up, wait  # noqa: E402
-from coterie.engine import Engine  # noqa: E402
-from coterie.errors import ConfigError, CoterieError  # noqa: E402
-from coterie.experiment.folder import RunFolder  # noqa: E402
-from coterie.experiment.load import load  # noqa: E402
-from coterie.experiment.run import run_setup  # noqa: E402
-from coterie.experiment.setup import prepare  # noqa: E402
-from coterie_site import client_app, from_records  # noqa: E402
-
-from .inprocess import data, net, same, simulate  # noqa: E402
+from .inprocess import data, net, same, simulate
 
 LOOP = {"engine": "loop", "compile": False, "workers": 1, "report": False}
 
