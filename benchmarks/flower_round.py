@@ -144,7 +144,7 @@ def main(argv: list[str]) -> int:
     from coterie.deploy import app, guard, settings, wire
     from coterie.deploy.keys import make_identity
     from coterie.deploy.processes import call, environment, program
-    from coterie.deploy.up import federation
+    from coterie.deploy.up import federation, local_settings
     from coterie.experiment import files
 
     names = NAMES[: asked.sites]
@@ -153,8 +153,7 @@ def main(argv: list[str]) -> int:
         flat = {"method": "fedavg", "data": "digits-like", "model": "flower_round:network", "rounds": asked.rounds + 1}
         flat |= {"reference": False, "batch_size": EXAMPLES, "optimizer.lr": 0.01}
         config, _, _ = settings.read(flat, own_data=True, own_model=False)
-        rules = {"sites": len(names), "names": ",".join(names), "out": str(out), "joining": 600.0}
-        app.write(work / "app", config, rules)
+        app.write(work / "app", config, {**local_settings(work, names, out), "joining": 600.0})
         plain = Path(place) / "plain"
         files.write_text(
             plain / "pyproject.toml", PLAIN_APP.format(sites=len(names), rounds=asked.rounds, out=plain / "o")

@@ -19,7 +19,7 @@ from coterie.deploy import app as app_folder
 from coterie.deploy import processes, settings
 from coterie.deploy.flower import run_server, server_app
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.up import app_config, collect, federation, part_of, up, wait
+from coterie.deploy.up import app_config, collect, federation, local_settings, part_of, up, wait
 from coterie.engine import Engine
 from coterie.errors import ConfigError, CoterieError
 from coterie.experiment.folder import RunFolder
@@ -214,9 +214,8 @@ def test_a_site_and_then_the_server_are_killed(tmp_path):
     """A SuperNode with its worker, in the middle of round 2; then the SuperLink with its ServerApp, in round 3."""
     setup, out = part_of(deployed("scaffold"), 3), tmp_path / "run"
     names, work = setup.federation.names, tmp_path / "run" / "flower"
-    rules = {"deadline": 600.0, "joining": 300.0, "names": ",".join(names), "sites": 3, "out": str(out)}
-    keys = {"key": str(work / "certs" / "server-app.key"), "keys": str(work / "certs" / "keys")}
-    app_folder.write(work / "app", setup.config, {**rules, **keys})
+    rules = {**local_settings(work, names, out), "deadline": 600.0, "joining": 300.0}
+    app_folder.write(work / "app", setup.config, rules)
 
     def until(reached):
         limit = time.monotonic() + 600
@@ -252,7 +251,7 @@ def test_one_dead_site_does_not_stop_the_others(tmp_path):
             holder[0].stop_site(names[2], kill=True)
 
     holder = []
-    rules = {"deadline": 60.0, "joining": 300.0, "names": ",".join(names), "sites": 3, "out": str(out)}
+    rules = {**local_settings(work, names, out), "deadline": 60.0, "joining": 300.0}
     app_folder.write(work / "app", setup.config, rules)
     with federation(work, names) as running:
         holder.append(running)

@@ -125,8 +125,7 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     going_on = (out / "deployment.json").exists()
     if going_on and Ledger.load(out).finished:
         raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
-    settings = {"sites": len(names), "names": ",".join(names), "out": str(out.resolve()), **deploy}
-    settings |= {"key": str(work / "certs" / "server-app.key"), "keys": str(work / "certs" / "keys")}
+    settings = {**local_settings(work, names, out), **deploy}
     if not (work / "app" / "pyproject.toml").exists():
         app.write(work / "app", setup.config, settings)
     (out / "error.json").unlink(missing_ok=True)
@@ -134,6 +133,13 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
         running.submit(resume=going_on)
         wait(running, out, watch, limit)
     return collect(setup, out)
+
+
+def local_settings(work: Path, names: Sequence[str], out: Path) -> dict[str, Any]:
+    """The deploy table of an app for `federation(work, names)`: who takes part, and the keys that `start` makes."""
+    place = work.resolve() / "certs"
+    people = {"sites": len(names), "names": ",".join(names), "out": str(out.resolve())}
+    return {**people, "key": str(place / "server-app.key"), "keys": str(place / "keys")}
 
 
 def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
