@@ -13,6 +13,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2
 
 test-all: lint
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,ray,tensorboard]"
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 # The report in a real browser: Debian's Chromium, driven by playwright.
@@ -40,7 +41,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,flower,ray]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,peers,flower,onnx,parquet]"
 	touch $(STAMP)
 
 clean:
