@@ -360,25 +360,3 @@ def test_runs_eagerly_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPa
         assert_equal(run(*args), expected)
     assert compilations() == 0
     assert len(attempts) == 1  # failing is remembered, too
-
-
-def test_a_compiled_step_may_hand_its_inputs_round():
-    # Compiled steps write in place: each carry must be read before it is overwritten.
-    def rotate(carry, aux, batch):
-        a, b, c = carry
-        return b, c, a + batch.x.sum()
-
-    start = (torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0]))
-    batches = Batches(
-        torch.ones(4, 2),
-        torch.zeros(4),
-        torch.arange(4).reshape(1, 4, 1),
-        torch.ones(1, 4, 1),
-        torch.zeros(1, 4, dtype=torch.long),
-        torch.tensor(4.0),
-    )
-    expected = scan(rotate, start, (), batches)
-    with compiling():
-        found = scan(rotate, start, (), batches)
-    assert [float(v) for v in found] == [float(v) for v in expected] == [4.0, 5.0, 5.0]
-    assert [float(v) for v in start] == [1.0, 2.0, 3.0]

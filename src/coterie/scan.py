@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie import products, tree
+from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
 from coterie.tree import Tree
@@ -35,10 +35,8 @@ from coterie.tree import Tree
 log = logging.getLogger("coterie")
 Step = Callable[[Any, Any, Batch], Any]
 
-BLOCK = 2**20  # bytes of examples that are read at once
-
 _compile: ContextVar[bool] = ContextVar("compile", default=False)
-_compiled: dict[Hashable, Callable[..., object] | None] = {}  # None: could not be compiled, runs eagerly
+_compiled: dict[Hashable, Callable[..., list[Tensor]] | None] = {}  # None: could not be compiled, runs eagerly
 
 
 def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
@@ -86,14 +84,14 @@ class _Program:
         return len(tree.leaves(self.aux))
 
     def function(self, select: bool) -> Callable[..., list[Tensor]]:
-        """The lifted step on flat tensors: carry, aux, then a minibatch's x, y, mask, key -> carry."""
+        """The lifted step on flat tensors: carry, aux, x, y, index, mask, key -> carry."""
 
         def one_client(*flat: Tensor) -> list[Tensor]:
             values = iter(flat)
             carry = tree.map(lambda _: next(values), self.carry)
             aux = tree.map(lambda _: next(values), self.aux)
-            x, y, mask, key = values
-            new = self.step(carry, aux, Batch(x, y, mask, key))
+            x, y, index, mask, key = values
+            new = self.step(carry, aux, Batch(x[index], y[index], mask, key))
             # Leaves by name, in the order and type they came in: every step then sees the same program.
             new = tree.map(lambda old, value: value.to(old.dtype), carry, new)
             if select:  # a client whose minibatches are used up stays where it is
@@ -102,28 +100,9 @@ class _Program:
 
         function: Callable[..., list[Tensor]] = one_client
         for dims in self.lifts:
-            in_dims = (*[0] * self.num_carry, *dims[:-2], 0, 0, 0, 0)
+            in_dims = (*[0] * self.num_carry, *dims, 0, 0, 0)
             function = vmap(function, in_dims=in_dims, randomness="error")
         return function
-
-    def minibatches(self, x: Tensor, y: Tensor, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The examples (x, y) of every step; `index` is [steps, clients..., batch].
-
-        A pool that all clients share is read for several steps at once. This stays outside the compiled step: there,
-        reading it element by element would be merged into whatever uses the examples.
-        """
-
-        def take(x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-            return x[index], y[index]
-
-        if any(dim is not None for dims in self.lifts for dim in dims[-2:]):
-            for dims in self.lifts:
-                take = vmap(take, in_dims=(*dims[-2:], 0))
-            yield from (take(x, y, each) for each in index)
-            return
-        bytes_a_step = index[:1].numel() * x[:1].nbytes
-        for block in torch.split(index, max(1, BLOCK // max(bytes_a_step, 1))):
-            yield from zip(*take(x, y, block), strict=True)
 
 
 class _Scan(torch.autograd.Function):
@@ -155,31 +134,26 @@ class _Scan(torch.autograd.Function):
 @torch.no_grad()
 def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     levels = len(program.lifts)
-    num_fixed = program.num_carry + program.num_aux
-    carry, aux, (x, y) = flat[: program.num_carry], flat[program.num_carry : num_fixed], flat[num_fixed:-3]
+    carry, fixed, time = flat[: program.num_carry], flat[program.num_carry : -3], flat[-3:]
     # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
-    index, mask, key = (value.movedim(levels, 0).contiguous() for value in flat[-3:])
-    alive = mask.flatten(1).any(1)  # steps that at least one client takes
-    if not bool(alive.all()):
-        index, mask, key = index[alive], mask[alive], key[alive]
-    # Our own copies: a compiled step changes them in place.
-    carry = [value.clone(memory_format=torch.contiguous_format) for value in carry]
-    aux = [value.contiguous() for value in aux]
+    index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
+    alive = mask.flatten(1).any(1).tolist()  # steps that at least one client takes
+    if not any(alive):
+        return [value.clone() for value in carry]
     eager = program.function(select=levels > 0 and not bool(mask.any(-1).all()))
-    run: Callable[..., object] | None = None
-    for step, (examples, used, keys) in enumerate(zip(program.minibatches(x, y, index), mask, key, strict=True)):
-        given = (*aux, *examples, used, keys)
-        if step == 0 and _compile.get():
-            run = _compile_step(program, [*carry, *given])
-        if run is None:
-            carry = eager(*carry, *given)
-        else:
-            run(*carry, *given)
+    run = eager
+    carry = [value.contiguous() for value in carry]
+    fixed = [value.contiguous() for value in fixed]
+    if _compile.get():
+        first = alive.index(True)
+        run = _compile_step(program, [*carry, *fixed, index[first], mask[first], key[first]]) or eager
+    for t, used in enumerate(alive):
+        if used:
+            carry = run(*carry, *fixed, index[t], mask[t], key[t])
     return carry
 
 
-def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., object] | None:
-    """The step as machine code that changes the carry in place."""
+def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., list[Tensor]] | None:
     shapes = tuple((tuple(value.shape), value.dtype, str(value.device)) for value in example)
     names = (*tree.pack(program.carry), "|", *tree.pack(program.aux))
     place = (identity(program.step), names, program.lifts, shapes, torch.get_num_threads())
@@ -188,7 +162,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., obj
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph = _trace(program, example)
                 run: Any = torch._inductor.compile(graph, list[Any](example))
-                run(*_copies(example))
+                run(*example)
             _compiled[place] = run
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])
@@ -198,25 +172,13 @@ def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., obj
 
 def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
     function = program.function(select=bool(program.lifts))  # one client alone never takes a masked step
-
-    def in_place(*flat: Tensor) -> list[Tensor]:
-        # Clones, because a step may hand one of its inputs on as another: it must be read before it is overwritten.
-        for old, new in zip(flat, [value.clone() for value in function(*flat)], strict=False):
-            old.copy_(new)
-        return []
-
     with FewChannelConvolution():
-        graph: torch.fx.GraphModule = make_fx(in_place)(*_copies(example))
-    products.rearrange(graph)
+        graph: torch.fx.GraphModule = make_fx(lambda *flat: [value.contiguous() for value in function(*flat)])(*example)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise ValueError(f"the model draws random numbers of its own ({node.target})")
     return graph
-
-
-def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    return [value.clone() for value in tensors]
 
 
 def identity(step: Any) -> Hashable:
