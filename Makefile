@@ -9,12 +9,13 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/coterie run
 
+# Two processes of one thread each: more threads than cores only wait for each other.
 test: lint
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-all: lint
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,ray,tensorboard]"
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 # The report in a real browser: Debian's Chromium, driven by playwright.
 test-browser: $(STAMP)

@@ -25,7 +25,9 @@ def test_law(method, law):
 
 
 @pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")  # an extreme value may deserve one
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] if name == "pfedbred" else []) for name in METHODS]
+)
 def test_every_option_obeys_the_first_law(method):
     plain = dataclasses.replace(METHODS[method](), optimizer=SGD(0.05))
     for name, variant in laws.variants(plain):
