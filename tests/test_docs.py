@@ -43,7 +43,7 @@ def test_the_readme_names_every_method_and_its_python_runs():
     for name in METHODS:
         assert f"`{name}`" in readme, name
     for block in blocks("README.md"):
-        quick = 'rounds=1, engine="loop", compile=False, workers=1'
+        quick = 'rounds=1, local_steps=3, engine="loop", compile=False, workers=1'
         exec(compile(re.sub(r"rounds=\d+", quick, block), "README.md", "exec"), {})
 
 
