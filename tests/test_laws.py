@@ -24,9 +24,12 @@ def test_law(method, law):
     laws.LAWS[law](METHODS[method]())
 
 
+LONG = ("fedmap", "federico", "pfedbred")  # so many options that they are left to `make test-all`
+
+
 @pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")  # an extreme value may deserve one
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] if name == "pfedbred" else []) for name in METHODS]
+    "method", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in METHODS]
 )
 def test_every_option_obeys_the_first_law(method):
     plain = dataclasses.replace(METHODS[method](), optimizer=SGD(0.05))
