@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from coterie import tree
+from coterie import paged, tree
 from coterie.method import Newcomer
 from coterie.tree import Params
 
@@ -44,19 +44,19 @@ def others(heard: Tensor) -> Tensor:
     return heard[None, :] & ~torch.eye(len(heard), dtype=torch.bool, device=heard.device)
 
 
-def typical(pairwise: Tensor, heard: Tensor) -> float:
-    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard.
-
-    With one heard, it is over the pairs with that one. Where it is 0 (most clients agree) it is the mean, and 1 where
-    there is no difference at all.
-    """
+def pairs(pairwise: Tensor, heard: Tensor) -> Tensor:
+    """A symmetric [clients, clients] matrix over pairs i < j of clients that were heard; with one heard, over the pairs
+    with that one."""
     known = pairwise[heard][:, heard]
-    pairs = known[torch.triu(torch.ones_like(known, dtype=torch.bool), 1)]
-    if len(pairs) == 0:
-        pairs = pairwise[:, heard].flatten()
-    if len(pairs) == 0 or not bool(pairs.max() > 0):
+    found = known[torch.triu(torch.ones_like(known, dtype=torch.bool), 1)]
+    return found if len(found) else pairwise[:, heard].flatten()
+
+
+def middle(values: Tensor) -> float:
+    """The median of nonnegative values; where it is 0 (most clients agree) the mean, and 1 where all are 0."""
+    if len(values) == 0 or not bool(values.max() > 0):
         return 1.0
-    return float(pairs.median()) or float(pairs.mean())
+    return float(values.median()) or float(values.mean())
 
 
 def with_self(weights: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def combine(xi: Tensor, rows: Params) -> Params:
 
 class Heard(Protocol):
     @property
-    def w(self) -> Params: ...  # [population, ...]
+    def w(self) -> Any: ...  # rows of the population
     @property
     def heard(self) -> Tensor: ...  # [population]
 
@@ -94,7 +94,7 @@ def join(aggregate: Callable[[Any, Tensor, Params], Heard], newcomer: Newcomer, 
     server: Heard = newcomer.server
     if ups is not None:
         return newcomer._replace(server=aggregate(server, ids, ups))
-    start = tree.mean(server.w, server.heard)
+    start = paged.mean(server.w, server.heard)
     joined = aggregate(server, ids, tree.broadcast(start, 1))
     return newcomer._replace(server=joined, params={**newcomer.params, **start})
 

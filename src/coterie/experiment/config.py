@@ -93,7 +93,9 @@ class Config(BaseModel):
     engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
     compile: bool | None = Field(None, description="compile the training step; by default if it pays")
     workers: int | None = Field(None, ge=1, description="processes; by default as many as cores, if it pays")
-    memory: str = Field("2GB", description="most client state in flight at once, such as 500MB or 2GB")
+    memory: str = Field(
+        "2GB", description="most client state in memory at once, such as 500MB or 2GB; the rest is on disk"
+    )
     checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
     reference: bool = Field(True, description="also train every client alone, to compare with")
     report: bool = Field(True, description="write report.html, the run in pictures, at the end")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie import rng, tree
+from coterie import paged, rng
 from coterie.data import Federation, from_clients
 from coterie.data.schema import schema_from_dict
 from coterie.data.silos import Silos, load_silos
@@ -30,7 +30,7 @@ from coterie.errors import CheckpointError, ConfigError, DataError
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment import files
 from coterie.experiment.card import write_cards
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config, parse_bytes, resolve
 from coterie.experiment.finish import add_benefit
 from coterie.experiment.folder import RunFolder, read_rows
 from coterie.experiment.load import build_module, find_client
@@ -42,6 +42,7 @@ from coterie.experiment.silos import OPTIONS
 from coterie.experiment.simulation import State
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Newcomer, Population
+from coterie.paged import Paged, Store
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
@@ -157,16 +158,22 @@ def grown(method: AnyMethod, task: Task, server: Tree, names: Sequence[str]) -> 
     Leaves that have a place for each client get one more, with the values that a server begins with.
     """
     size = len(names)
-    fresh = method.init_server(task.init(), Population(size, size, task, rng.keys_of(names)))
+    known: dict[str, Any] = {}
+    paged.walk(server, known.__setitem__)
+    store = next((leaf.store for leaf in known.values() if isinstance(leaf, Paged)), None)
+    fresh = method.init_server(task.init(), Population(size, size, task, rng.keys_of(names), store))
 
-    def fill(new: Tensor, old: Tensor) -> Tensor:
+    def fill(path: str, new: Any) -> Any:
+        old = known[path]
+        if isinstance(old, Paged):
+            return old.resized(size)
         if new.shape == old.shape:
             return old
         filled = new.clone()
         filled[tuple(slice(length) for length in old.shape)] = old
         return filled
 
-    return tree.map(fill, fresh, server)
+    return paged.walk(fresh, fill)
 
 
 def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str, Any]]:
@@ -183,8 +190,9 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
         module = build_module(about, model, run)
     task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head)
     params = task.init()
-    population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names))
-    like = State(method.init_server(params, population), tree.broadcast(method.init_client(params), len(names)))
+    store = Store(parse_bytes(config.memory) // 2)
+    population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names), store)
+    like = State(method.init_server(params, population), population.rows(method.init_client(params)))
     selected = files.read_json(run / "summary.json")["selected_round"]
     if selected not in RunFolder(run).checkpoints():
         raise CheckpointError(f"'{run}' has no checkpoint of round {selected}, the selected one: run it again")

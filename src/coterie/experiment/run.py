@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie import tree
+from coterie import paged, tree
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.engine import Choice, Engine, choose, chunk_size
@@ -26,6 +26,7 @@ from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
+from coterie.paged import Store
 
 
 class Progress(Protocol):
@@ -136,8 +137,9 @@ def resume(
 def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
+    store = Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None)
     sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
+        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
     sim.heard = config.clients_heard
     folder = RunFolder(out) if out else None
@@ -188,7 +190,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         best, kept = records[-1]["round"], sim.state
     last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
-    views = tree.clone(sim.views(best, engine))
+    views = sim.views(best, engine)
     predictions = sim.predictions(best, engine)
     if both:
         selected = both if best == last else sim.both_tests(best, engine)
@@ -222,7 +224,7 @@ def _engine(setup: Setup, sim: Simulation, folder: RunFolder | None, rounds: int
     path = folder.path / "engine.json" if folder else None
     if path and path.exists():
         return Engine(**files.read_json(path)["engine"])
-    client = tree.nbytes(tree.rows(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
+    client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
     chunk = chunk_size(client, tree.nbytes(setup.task.init()), sim.participants, parse_bytes(config.memory))
     if config.engine == "auto" or config.compile is None or config.workers is None:
         fn, ids, rows_of = sim.probe()
@@ -307,7 +309,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
                 "(x / 255 - mean) / std, channel by channel, and expects these."
             ),
         }
-        folder.write_model(row["client"], tree.rows(result.views, i), about)
+        folder.write_model(row["client"], paged.take(result.views, i), about)
         if row["client"] in federation.preprocessing:
             folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 
