@@ -14,7 +14,7 @@ same as with `all`. The models are rows of the population's (`coterie.paged`), a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -29,7 +29,7 @@ from coterie.tree import Params
 
 Neighbours = Literal["all"] | Annotated[int, Field(ge=1)]
 SHOWN = 200  # clients of whom it is told each round who learns from whom, if each learns from a few
-BLOCK = 64  # rows to compare with one client at once
+BLOCK = 64  # rows to read at once
 
 
 class Few(NamedTuple):
@@ -73,11 +73,10 @@ def send(server: Server, ids: Tensor) -> Params:
     if not isinstance(server.xi, Few):
         return combine(server.xi[ids], server.w)
     who, xi = tree.rows(server.xi, ids)
-    total = _times(paged.take(server.w, ids), 1 - xi.sum(1))
-    # Term by term, so that whom else it is asked for does not change what a client gets.
-    for column, weight in zip(who.clamp_min(0).unbind(1), xi.unbind(1), strict=True):
-        total = tree.add(total, _times(paged.take(server.w, column), weight))
-    return total
+    weights = torch.cat([1 - xi.sum(1, keepdim=True), xi], 1)
+    # One client at a time, so that whom else it is asked for does not change what it gets.
+    rows = _each(server.w, torch.cat([ids[:, None], who], 1))
+    return tree.stack([tree.mean(near, each) for near, each in zip(rows, weights, strict=True)])
 
 
 def weigh(server: Server, ids: Tensor, ups: Params, measure: Measure, weights: Weights) -> tuple[Any, ...]:
@@ -116,13 +115,17 @@ def shown(xi: Any) -> Info:
 
 def _compared(pair: Callable[[Params, Params], Tensor], ups: Params, w: Any, known: Tensor) -> Tensor:
     """`pair` of each of `ups` and of the rows `known` [len(ups), any] of w."""
+    with_each = vmap(pair, (None, 0))
     if len(known) == 1:
-        own = tree.rows(ups, 0)
-        parts = [vmap(pair, (None, 0))(own, paged.take(w, some)) for some in torch.split(known[0], BLOCK)]
-        return torch.cat(parts)[None]
-    columns = known.clamp_min(0).unbind(1)
-    return torch.stack([vmap(pair)(ups, paged.take(w, column)) for column in columns], 1)
+        return torch.cat([with_each(tree.rows(ups, 0), paged.take(w, some)) for some in torch.split(known[0], BLOCK)])[
+            None
+        ]
+    return torch.stack([with_each(tree.rows(ups, i), near) for i, near in enumerate(_each(w, known))])
 
 
-def _times(rows: Params, weight: Tensor) -> Params:
-    return tree.map(lambda leaf: leaf * weight.to(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1)), rows)
+def _each(w: Any, ids: Tensor) -> Iterator[Params]:
+    """For each row of `ids` [n, k], these rows of w. They are read some at a time, and used while they are at hand."""
+    k = ids.shape[1]
+    for some in torch.split(ids.clamp_min(0), max(1, BLOCK // k)):
+        near = paged.take(w, some.flatten())
+        yield from (tree.rows(near, slice(i * k, (i + 1) * k)) for i in range(len(some)))
