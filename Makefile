@@ -39,6 +39,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/class_moments.py
 	$(BIN)/python benchmarks/flower_round.py
 	$(BIN)/python benchmarks/data_path.py
+	$(BIN)/python benchmarks/many_clients.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

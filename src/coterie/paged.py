@@ -156,6 +156,7 @@ class Paged:
             rows = home[moved, 1]
             home[moved] = torch.stack([torch.full_like(moved, number), _length(flat) + torch.arange(len(moved))], 1)
             flat = {name: torch.cat([matrix, segment.flat[name][rows]]) for name, matrix in flat.items()}
+            segment.release()
         return Paged(self.store, self.first, home, kept | {number: self.store.keep(Segment(flat))})
 
     def resized(self, size: int) -> Paged:

@@ -81,6 +81,7 @@ def _written(folder: Path, segment: Segment) -> list[str]:
         segment.checksum = files.write_tensors(building, segment.flat)
         segment.file = folder / f"rows-{segment.checksum[:32]}.safetensors"
         building.rename(segment.file)
+        segment.release()
     return [segment.file.name, segment.checksum]
 
 
