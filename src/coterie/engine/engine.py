@@ -21,9 +21,11 @@ from coterie.engine.stacked import stacked
 from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import ConfigError
 from coterie.scan import compiling
+from coterie.spans import span, timed
 from coterie.tree import Tree
 
 T = TypeVar("T")
+SPANS = {"train": "train", "probe": "choose"}  # what a purpose's time counts as; all others evaluate
 Rows = tuple[tuple[Tree, ...], Batches]
 
 
@@ -49,7 +51,7 @@ class Engine:
     ) -> list[tuple[list[int], Tree]]:
         """Apply `fn(*row, batches)` to every client; returns the chunks: (their ids, their results as rows)."""
         groups = chunks(federation, ids, 1 if self.kind == "loop" else self.chunk)
-        jobs = [functools.partial(self._chunk, fn, group, rows_of) for group in groups]
+        jobs = [functools.partial(self._chunk, purpose, fn, group, rows_of) for group in groups]
         with one_thread():
             if self.workers > 1 and len(jobs) > 1:
                 results = fan_out(jobs, self.workers, warm=not self.compiled or purpose in self._warm)
@@ -58,8 +60,11 @@ class Engine:
                 results = [job() for job in jobs]
         return list(zip(groups, results, strict=True))
 
-    def _chunk(self, fn: Callable[..., Any], group: list[int], rows_of: Callable[[list[int]], Rows]) -> Tree:
-        with compiling(self.compiled):
+    def _chunk(
+        self, purpose: str, fn: Callable[..., Any], group: list[int], rows_of: Callable[[list[int]], Rows]
+    ) -> Tree:
+        rows_of = timed("gather")(rows_of)
+        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled):
             if self.kind == "loop":
                 rows, batches = rows_of(group)
                 return loop(fn, rows, batches)
@@ -88,6 +93,7 @@ def chunks(federation: Federation, ids: Sequence[int], size: int) -> list[list[i
     return [by_size[start : start + size] for start in range(0, len(by_size), size)]
 
 
+@timed("gather")
 def in_order(results: list[tuple[list[int], T]], ids: Sequence[int]) -> T:
     """Rows of all chunks as one tree, in the order of `ids`."""
     place = {client: row for row, client in enumerate(ids)}

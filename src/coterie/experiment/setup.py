@@ -23,6 +23,7 @@ from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
+from coterie.spans import timed
 from coterie.task import Task, make_task
 
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
@@ -50,6 +51,7 @@ class Setup:
         return dataclasses.replace(self, config=config, method=method)
 
 
+@timed("prepare")
 def prepare(
     method: str | AnyMethod | None = None,
     data: Data | None = None,

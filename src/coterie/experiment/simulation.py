@@ -21,6 +21,7 @@ from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
+from coterie.spans import timed
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
@@ -105,6 +106,7 @@ class Simulation:
         server_info = self.place.info(self.method, server)
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
+    @timed("evaluate")
     def evaluate(self, round: int, engine: Engine) -> dict[str, Scores]:
         """Every client's validation and test metrics of the model it would deploy now (P).
 
@@ -117,10 +119,12 @@ class Simulation:
             scores |= {f"global_{part}": by for part, by in self._score(results).items()}
         return scores
 
+    @timed("evaluate")
     def predictions(self, round: int, engine: Engine) -> Predictions:
         """What every client's model says of its own test examples: what `evaluate` scores."""
         return self._laid(self._own_outputs(round, engine), PARTS.index("test"), "test")
 
+    @timed("evaluate")
     def both_tests(self, round: int, engine: Engine) -> dict[str, Any]:
         """pFedBreD's protocol, where the method has a model for everybody (G) beside the clients' own (P); else {}.
 
@@ -271,6 +275,7 @@ class Simulation:
     def _global_outputs(self, params: Params, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
         return _in_pieces(lambda x: self.task.logits(params, x), batches.x, positions)
 
+    @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
         for leaf in [*info.values(), *tree.leaves(ups)]:
             flat = leaf.reshape(len(ids), -1)
