@@ -23,6 +23,7 @@ from coterie.task import Task
 from coterie.tree import Params, Tree
 
 NOBODY = -1
+AT_ONCE = 64 * 2**20  # bytes of clients' [dim, dim] matrices
 NOISE = 64 * torch.finfo(torch.float32).eps  # spread below this share of the largest feature is rounding, not spread
 
 
@@ -170,22 +171,56 @@ def product_of_gaussians(count: Tensor, mean: Tensor, factor: Factor, alpha: flo
 
     `count` is [clients, classes], `mean` [clients, classes, dim], `factor` has rows [clients, room, dim]. A client
     without a class has Lambda = 0 there. Returns [classes, dim]; what stands at a class that nobody has is meaningless.
+
+    With m_k the plain mean of the holders' means, d_n = mean_nk - m_k and a = alpha (number of holders),
+
+        centroid_k = m_k + (a I + V'V)^-1 V't = m_k + V' (a I + VV')^-1 t,    V = all rows of the class,  t = V d
+
+    (row by row, d of the row's own client; the alpha d_n add up to 0). Exact either way: the smaller matrix is solved,
+    in float64, since precisions of directions in which examples hardly differ exceed alpha by far.
     """
     here = count > 0
-    centroids = []
-    for k in range(count.shape[1]):
-        mine = mean[here[:, k], k].double()  # [holders, dim]
-        if not len(mine):
-            centroids.append(mean.new_zeros(mean.shape[2]))
-            continue
-        middle = mine.mean(0)  # solving for the distance from here costs fewer digits than for the mean itself
-        used = factor.owner[here[:, k]] == (0 if pooled else k)  # [holders, room]
-        rows, holder = factor.rows[here[:, k]][used].double(), used.nonzero()[:, 0]
-        precision = rows.T @ rows + alpha * len(mine) * torch.eye(mean.shape[2], dtype=torch.float64).to(rows)
-        pull = alpha * (mine - middle).sum(0) + rows.T @ (rows * (mine - middle)[holder]).sum(1)
-        step = torch.cholesky_solve(pull[:, None], torch.linalg.cholesky(precision))[:, 0]
-        centroids.append((middle + step).to(mean.dtype))
-    return torch.stack(centroids)
+    holders = here.sum(0)
+    middle = torch.where(here[..., None], mean.double(), 0.0).sum(0) / holders.clamp_min(1)[:, None]
+    away = torch.where(here[..., None], mean.double() - middle, 0.0)  # [clients, classes, dim]
+    ridge = alpha * holders.clamp_min(1).double()
+    step = (_pooled_steps if pooled else _steps)(factor, here, away, ridge)
+    return (middle + step).to(mean.dtype)
+
+
+def _steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> Tensor:
+    """[classes, dim]; each class has rows of its own, found by one sort."""
+    room, classes = factor.owner.shape[1], here.shape[1]
+    owner = factor.owner.flatten()
+    sizes = torch.bincount(owner + 1, minlength=classes + 1).tolist()  # NOBODY first
+    groups = torch.split(torch.argsort(owner, stable=True), sizes)[1:]
+    flat, steps = factor.rows.flatten(0, 1), []
+    for k, group in enumerate(groups):
+        client = group // room
+        rows = flat[group].double()
+        t = (rows * away[client, k]).sum(1)
+        thin = len(rows) < rows.shape[1]
+        matrix = rows @ rows.T if thin else rows.T @ rows
+        root = torch.linalg.cholesky(matrix + ridge[k] * torch.eye(len(matrix)).to(matrix))
+        if thin:
+            steps.append(rows.T @ torch.cholesky_solve(t[:, None], root)[:, 0])
+        else:
+            steps.append(torch.cholesky_solve((rows.T @ t)[:, None], root)[:, 0])
+    return torch.stack(steps)
+
+
+def _pooled_steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> Tensor:
+    """[classes, dim]; a client's rows serve all its classes, so they are multiplied out once, [dim, dim] a client."""
+    dim = away.shape[2]
+    total, pull = away.new_zeros(here.shape[1], dim * dim), torch.zeros_like(away[0])
+    some = max(1, AT_ONCE // (8 * dim * dim))
+    for part in torch.split(torch.arange(len(here)), some):
+        rows = factor.rows[part].double()
+        products = rows.mT @ rows  # [some, dim, dim]
+        total = total + here[part].double().T @ products.flatten(1)
+        pull = pull + (away[part] @ products).sum(0)
+    matrix = total.reshape(-1, dim, dim) + ridge[:, None, None] * torch.eye(dim).to(total)
+    return torch.cholesky_solve(pull[..., None], torch.linalg.cholesky(matrix))[..., 0]
 
 
 def product_of_diagonals(count: Tensor, mean: Tensor, precision: Tensor, alpha: float) -> Tensor:
