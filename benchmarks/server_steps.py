@@ -94,7 +94,7 @@ def attention(told: Told, clients: int, rate: float) -> None:
     begin = time.perf_counter()
     distance = squared_distances(w)
     heard = torch.ones(clients, dtype=torch.bool)
-    xi, _ = method._xi(distance, heard, warned=False)
+    xi, _ = method._xi(distance, heard, torch.tensor(False))
     middle = time.perf_counter()
     server = Server(w, heard, xi, torch.tensor(False))
     for ids in torch.split(torch.arange(clients), 100):

@@ -45,19 +45,17 @@ def others(heard: Tensor) -> Tensor:
     return heard[None, :] & ~torch.eye(len(heard), dtype=torch.bool, device=heard.device)
 
 
-def typical(pairwise: Tensor, heard: Tensor) -> float:
-    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard.
+def typical(pairwise: Tensor, heard: Tensor) -> Tensor:
+    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard, [].
 
     With one heard, it is over the pairs with that one. Where it is 0 (most clients agree) it is the mean, and 1 where
     there is no difference at all.
     """
-    known = pairwise[heard][:, heard]
-    pairs = known[torch.triu(torch.ones_like(known, dtype=torch.bool), 1)]
-    if len(pairs) == 0:
-        pairs = pairwise[:, heard].flatten()
-    if len(pairs) == 0 or not bool(pairs.max() > 0):
-        return 1.0
-    return float(pairs.median()) or float(pairs.mean())
+    pairs = torch.triu(heard[:, None] & heard[None, :], 1)
+    pairs = torch.where(pairs.any(), pairs, heard[None, :].expand_as(pairs))
+    values = torch.where(pairs, pairwise, torch.nan)
+    median, mean = values.flatten().nanmedian(), values.nanmean()  # NaN where nobody was heard
+    return torch.where(median > 0, median, torch.where(mean > 0, mean, 1.0))
 
 
 def with_self(weights: Tensor) -> Tensor:
@@ -73,7 +71,7 @@ def combine(xi: Tensor, rows: Params) -> Params:
 
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
-        dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+        dtype = leaf.dtype if leaf.is_floating_point() else weights.dtype
         out = (weights.to(dtype) @ flat.to(dtype))[: len(xi)].reshape(len(xi), *leaf.shape[1:])
         return out if leaf.is_floating_point() else out.round().to(leaf.dtype)
 
@@ -104,11 +102,11 @@ def _gram(rows: Params, centre: bool) -> Tensor:
     """sum over parameters of X X', exactly symmetric; nearly half of it is not computed but mirrored."""
     size = len(next(iter(rows.values())))
     width = max(1, PIECE_BYTES // (8 * size))
-    total = torch.zeros(size, size, dtype=torch.float64, device=next(iter(rows.values())).device)
+    total = tree.wide(next(iter(rows.values())).new_zeros(size, size))
     starts = range(0, size, max(64, -(-size // BLOCKS)))
     for leaf in rows.values():
         for piece in torch.split(leaf.reshape(size, -1), width, dim=1):
-            x = piece.double()
+            x = tree.wide(piece)
             if centre:
                 x = x - x.mean(0)
             for start in starts:

@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie.batches import Batch, Batches
 from coterie.scan import scan
 from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.tree import Params, Tree, wide
 
 NOBODY = -1
 AT_ONCE = 64 * 2**20  # bytes of clients' [dim, dim] matrices
@@ -142,17 +142,17 @@ class _Factor(torch.autograd.Function):
 @torch.no_grad()
 def _factor(z: Tensor, y: Tensor, examples: int, room: int, rtol: float, pooled: bool) -> tuple[Tensor, Tensor]:
     known = (y != NOBODY).nonzero().flatten()[-examples:]
-    z, y, dim, dtype = z[known].double(), y[known], z.shape[1], z.dtype
+    z, y, dim, dtype = wide(z[known]), y[known], z.shape[1], z.dtype
     present = torch.bincount(y).nonzero().flatten().tolist()
     offsets = [z[y == label] - z[y == label].mean(0) for label in present]
     if pooled and offsets:
         offsets, present = [torch.cat(offsets)], [0]
     noise = (NOISE * float(z.abs().max())) ** 2 if len(z) else 0.0
     found = [_inverse_root(offset, rtol, noise) for offset in offsets]
-    owner = [torch.full((len(rows),), label) for rows, label in zip(found, present, strict=True)]
+    owner = [y.new_full((len(rows),), label) for rows, label in zip(found, present, strict=True)]
     free = room - sum(map(len, found))
     rows = torch.cat([*found, z.new_zeros(free, dim)]).to(dtype)
-    return rows, torch.cat([*owner, torch.full((free,), NOBODY)]).to(y)
+    return rows, torch.cat([*owner, y.new_full((free,), NOBODY)])
 
 
 def _inverse_root(offset: Tensor, rtol: float, noise: float) -> Tensor:
@@ -181,9 +181,9 @@ def product_of_gaussians(count: Tensor, mean: Tensor, factor: Factor, alpha: flo
     """
     here = count > 0
     holders = here.sum(0)
-    middle = torch.where(here[..., None], mean.double(), 0.0).sum(0) / holders.clamp_min(1)[:, None]
-    away = torch.where(here[..., None], mean.double() - middle, 0.0)  # [clients, classes, dim]
-    ridge = alpha * holders.clamp_min(1).double()
+    middle = torch.where(here[..., None], wide(mean), 0.0).sum(0) / holders.clamp_min(1)[:, None]
+    away = torch.where(here[..., None], wide(mean) - middle, 0.0)  # [clients, classes, dim]
+    ridge = alpha * wide(holders.clamp_min(1))
     step = (_pooled_steps if pooled else _steps)(factor, here, away, ridge)
     return (middle + step).to(mean.dtype)
 
@@ -197,7 +197,7 @@ def _steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> Tensor:
     flat, steps = factor.rows.flatten(0, 1), []
     for k, group in enumerate(groups):
         client = group // room
-        rows = flat[group].double()
+        rows = wide(flat[group])
         t = (rows * away[client, k]).sum(1)
         thin = len(rows) < rows.shape[1]
         matrix = rows @ rows.T if thin else rows.T @ rows
@@ -215,9 +215,9 @@ def _pooled_steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> 
     total, pull = away.new_zeros(here.shape[1], dim * dim), torch.zeros_like(away[0])
     some = max(1, AT_ONCE // (8 * dim * dim))
     for part in torch.split(torch.arange(len(here)), some):
-        rows = factor.rows[part].double()
+        rows = wide(factor.rows[part])
         products = rows.mT @ rows  # [some, dim, dim]
-        total = total + here[part].double().T @ products.flatten(1)
+        total = total + wide(here[part]).T @ products.flatten(1)
         pull = pull + (away[part] @ products).sum(0)
     matrix = total.reshape(-1, dim, dim) + ridge[:, None, None] * torch.eye(dim).to(total)
     return torch.cholesky_solve(pull[..., None], torch.linalg.cholesky(matrix))[..., 0]
@@ -225,14 +225,14 @@ def _pooled_steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> 
 
 def product_of_diagonals(count: Tensor, mean: Tensor, precision: Tensor, alpha: float) -> Tensor:
     """The same for Lambda_nk = diag(precision_nk) + alpha I, `precision` [clients, classes, dim]."""
-    weight = torch.where(count[..., None] > 0, precision.double() + alpha, 0.0)
+    weight = torch.where(count[..., None] > 0, wide(precision) + alpha, 0.0)
     return ((weight * mean).sum(0) / weight.sum(0).clamp_min(torch.finfo(mean.dtype).tiny)).to(mean.dtype)
 
 
 def weighted_means(weight: Tensor, mean: Tensor) -> Tensor:
     """sum_n w_nk mean_nk / sum_n w_nk, [classes, dim]; `weight` [clients, classes], 0 where there is none."""
-    total = torch.einsum("nk,nkd->kd", weight.double(), mean.double())
-    return (total / weight.double().sum(0).clamp_min(1e-12)[:, None]).to(mean.dtype)
+    total = torch.einsum("nk,nkd->kd", wide(weight), wide(mean))
+    return (total / wide(weight).sum(0).clamp_min(1e-12)[:, None]).to(mean.dtype)
 
 
 def centroid_distance(features: Tensor, batch: Batch, anchor: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
+from coterie.device import on
 from coterie.tree import Tree
 
 log = logging.getLogger("coterie")
@@ -108,7 +109,8 @@ class _Program:
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(program: _Program, *flat: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_run(program, [value.detach() for value in flat]))
+        with on(flat[-1].device):  # under `vmap`, the one that is around all this does not reach here
+            return tuple(_run(program, [value.detach() for value in flat]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -137,10 +139,11 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     carry, fixed, time = flat[: program.num_carry], flat[program.num_carry : -3], flat[-3:]
     # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
     index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
-    alive = mask.flatten(1).any(1).tolist()  # steps that at least one client takes
+    # Steps that at least one client takes; the meta device, which has shapes only, takes all.
+    alive = [True] * len(mask) if mask.is_meta else mask.flatten(1).any(1).tolist()
     if not any(alive):
         return [value.clone() for value in carry]
-    eager = program.function(select=levels > 0 and not bool(mask.any(-1).all()))
+    eager = program.function(select=levels > 0 and (mask.is_meta or not bool(mask.any(-1).all())))
     run = eager
     carry = [value.contiguous() for value in carry]
     fixed = [value.contiguous() for value in fixed]

@@ -128,11 +128,17 @@ def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
 
 
 def resume(
-    path: str | Path, *, data: Data | None = None, model: Model | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    data: Data | None = None,
+    model: Model | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Go on with a run from its last intact checkpoint; a finished run is read back.
 
-    A run whose data or model was given in Python needs the same ones again.
+    A run whose data or model was given in Python needs the same ones again. With `device`, it goes on there: a
+    checkpoint can be read everywhere.
     """
     path = Path(path)
     if (path / "deployment.json").exists():
@@ -145,6 +151,9 @@ def resume(
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
         if value is not None:
             values[key] = value
+    if device is not None:
+        values["device"] = device
+        values.pop("workers", None)
     setup = prepare(**values)
     return run_setup(setup, path, progress=progress, resuming=True)
 
