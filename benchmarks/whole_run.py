@@ -3,21 +3,22 @@
     python benchmarks/whole_run.py [--model NAME] [--method NAME] [--json FILE] [--quick]
 
 20 clients share 14,000 examples of Fashion-MNIST (Dirichlet 0.3); minibatches of 10, one local epoch a round, and every
-client's model is evaluated on its test data in every round. The other side is `ordinary.py`: the same methods with the
-same data and as many gradients a round (counted and compared). Ours is what `coterie run` does: `auto` picks the engine
+client's model is evaluated on its test data in every round. The other side is `ordinary.py`: the same methods with
+the same data and as many gradients a round (counted and compared). Ours is what `coterie run` does: `auto` picks the engine
 for a run of 100 rounds, and every round is scored, recorded and checkpointed in a run folder.
 
-A round of ours is the median of the rounds from 10 on, by the wall clock between the ends of rounds, so that whatever is
-compiled then counts. What was paid before (choosing, compiling) is shown apart, with the round from which on a whole
+A round of ours is the median of the rounds from 10 on, by the wall clock between the ends of rounds, so that whatever
+is compiled then counts. What was paid before (choosing, compiling) is shown apart, with the round from which on a whole
 run, all of it included, is faster than the ordinary one by the target. Ordinary rounds are timed before and after ours.
 
-The breakdown is of all rounds from 10 on, in all processes. Useful work is 6 x the multiply-adds of the network's layers
-for each example of a gradient; the machine's own rate is that of 1024 x 1024 float32 products on all cores, in this run.
+The breakdown is of all rounds from 10 on, in all processes. Useful work is 6 x the multiply-adds of the network's
+layers for each example of a gradient; the machine's own rate is that of 1024 x 1024 float32 products on all cores, in this run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -42,7 +43,7 @@ from coterie.engine.engine import cores
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Setup
 from coterie.models import find_model
-from coterie.spans import Profile, recording
+from coterie.spans import recording
 
 LR, BATCH, CLIENTS = 0.01, 10, 20
 SHARE = 14_000 / 70_000
@@ -165,10 +166,8 @@ def measure(case: Case, method: str, clients: int, share: float) -> Measured:
     clock = Clock(case.rounds)
     with tempfile.TemporaryDirectory(prefix="coterie-benchmark-") as folder, recording(True) as profile:
         clock.begin = time.perf_counter()
-        try:
+        with contextlib.suppress(Enough):
             run_setup(setup, Path(folder) / "run", progress=clock, report=False)
-        except Enough:
-            pass
     one_round()
     assert profile is not None
     first = min(FIRST, case.rounds - 1)

@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
+from coterie.device import on
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -123,7 +124,8 @@ class _Program:
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(program: _Program, *flat: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_run(program, [value.detach() for value in flat]))
+        with on(flat[-1].device):  # under `vmap`, the one that is around all this does not reach here
+            return tuple(_run(program, [value.detach() for value in flat]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -152,10 +154,11 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     carry, fixed, time = flat[: program.num_carry], flat[program.num_carry : -3], flat[-3:]
     # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
     index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
-    alive = mask.flatten(1).any(1).tolist()  # steps that at least one client takes
+    # Steps that at least one client takes; the meta device, which has shapes only, takes all.
+    alive = [True] * len(mask) if mask.is_meta else mask.flatten(1).any(1).tolist()
     if not any(alive):
         return [value.clone() for value in carry]
-    run: Runner = program.function(select=levels > 0 and not bool(mask.any(-1).all()))
+    run: Runner = program.function(select=levels > 0 and (mask.is_meta or not bool(mask.any(-1).all())))
     carry = [value.contiguous() for value in carry]
     *aux, x, y = (value.contiguous() for value in fixed)
     steps = [t for t, used in enumerate(alive) if used]
@@ -204,7 +207,9 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
     if place not in _compiled:
         try:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
-                graph, descents = faster_products(_trace(program, example), program.num_carry)
+                graph, descents = _trace(program, example), ()
+                if example[0].device.type == "cpu":
+                    graph, descents = faster_products(graph, program.num_carry)
                 run: Any = torch._inductor.compile(graph, list[Any](example))
                 run(*example)
             _compiled[place] = _Compiled(run, descents, program.num_carry)

@@ -7,6 +7,7 @@ which belong to the head (the last linear layer, unless named) and which to norm
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from torch.func import functional_call
 from coterie.batches import LEAST, Batch
 from coterie.decode import Decode
 from coterie.dropout import KeyedDropout
+from coterie.precision import BFloat16
 from coterie.tree import Params
 
 Kind = Literal["classification", "regression"]
@@ -51,6 +53,7 @@ class Task:
         head: str | None = None,
         loss: LossFn | None = None,
         decode: Decode | None = None,
+        bf16: bool = False,
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
@@ -59,6 +62,7 @@ class Task:
         self.kind: Kind = kind
         self.num_classes = num_classes
         self.decode = decode  # of inputs that are bytes; floats go to the model as they are
+        self.bf16 = bf16  # products of training steps in half the bits (`coterie.precision`)
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
@@ -90,7 +94,8 @@ class Task:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and name in only)
         loss, head = self._example_losses, self.head_module or None
-        return Task(module, self.kind, num_classes=self.num_classes, head=head, loss=loss)
+        same: dict[str, Any] = {"num_classes": self.num_classes, "decode": self.decode, "bf16": self.bf16}
+        return Task(module, self.kind, head=head, loss=loss, **same)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
@@ -115,7 +120,7 @@ class Task:
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
-        with KeyedDropout(batch.key):
+        with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
             out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
         losses = self.output_losses(out, batch.y)
         mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)
