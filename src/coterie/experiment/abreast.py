@@ -11,10 +11,12 @@ method and schedule, and one pool of examples: `join` lays the pools end to end 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
@@ -141,13 +143,9 @@ class Seat:
         return cast(Results, self._ask(Work(fn, federation, ids, rows_of, purpose)))
 
     def go_on(self, answer: Any) -> Begin | Work | End:
-        """Let the run go on until it asks again; Ctrl-C then waits for that too, and is told next."""
+        """Let the run go on until it asks again."""
         self._answers.put(answer)
-        try:
-            return self._questions.get()
-        except KeyboardInterrupt as error:
-            asked = self._questions.get()
-            return asked if isinstance(asked, End) else self.go_on(error)
+        return self._questions.get()
 
     def _ask(self, question: Begin | Work) -> Any:
         self._questions.put(question)
@@ -184,25 +182,51 @@ def run_abreast(label: str, runs: Sequence[Run], tell: Progress) -> list[Result]
     joint = Joint([run.setup.federation for run in runs])
     together = Chorus(tell, label, len(runs))
     seats = [Seat(run, together, len(runs)) for run in runs]
-    asked = [seat.go_on(None) for seat in seats]
-    error: BaseException | None = None
-    while not all(isinstance(each, End) for each in asked):
-        error = next((each.error for each in asked if isinstance(each, End) and each.error), None)
-        answers: list[Any] = [error] * len(seats)
-        if error is None:
-            try:
-                answers = joint.answer(asked, together.say)
-            except BaseException as raised:  # each run leaves a checkpoint before it goes
-                answers = [raised] * len(seats)
-        asked = [
-            each if isinstance(each, End) else seat.go_on(answer)
-            for seat, each, answer in zip(seats, asked, answers, strict=True)
-        ]
-    ends = [cast(End, each) for each in asked]
-    for end in ends:
-        if end.error:
-            raise end.error
+    stop = Interrupt()
+    asked: list[Begin | Work | End] = []
+    answers: list[Any] = [None] * len(seats)
+    while True:
+        with stop.postponed():
+            turns = zip(seats, asked or seats, answers, strict=True)
+            asked = [each if isinstance(each, End) else seat.go_on(answer) for seat, each, answer in turns]
+        ends = [each for each in asked if isinstance(each, End)]
+        error = next((end.error for end in ends if end.error), None)
+        if len(ends) == len(asked):
+            break
+        try:
+            stop.heard()
+            answers = [error] * len(seats) if error else joint.answer(asked, together.say)
+        except BaseException as raised:  # each run leaves a checkpoint before it goes
+            answers = [raised] * len(seats)
+    if error:
+        raise error
+    stop.heard()
     return [cast(Result, end.result) for end in ends]
+
+
+class Interrupt:
+    """Ctrl-C, which must not break into the giving and taking of turns: it is postponed until all have asked."""
+
+    def __init__(self) -> None:
+        self._usual = signal.getsignal(signal.SIGINT)
+        self._mine = threading.current_thread() is threading.main_thread() and callable(self._usual)
+        self._came: list[tuple[int, Any]] = []
+
+    @contextlib.contextmanager
+    def postponed(self) -> Iterator[None]:
+        if not self._mine:
+            yield
+            return
+        signal.signal(signal.SIGINT, lambda *came: self._came.append(came))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._usual)
+
+    def heard(self) -> None:
+        """What would have happened when it came."""
+        if self._came and callable(self._usual):
+            self._usual(*self._came.pop())
 
 
 class Chorus:
