@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
+from coterie.machine_code import compile_graph
 from coterie.tree import Tree
 
 log = logging.getLogger("coterie")
@@ -161,7 +162,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., lis
         try:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph = _trace(program, example)
-                run: Any = torch._inductor.compile(graph, list[Any](example))
+                run = compile_graph(graph, example)
                 run(*example)
             _compiled[place] = run
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
