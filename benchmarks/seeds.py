@@ -48,12 +48,20 @@ class Case:
         return list(zip(x, y, strict=True))
 
     def quick(self) -> Case:
-        return replace(self, settings={**self.settings, "rounds": 1, "local_epochs": 1, "batch_size": 512}, clients=2, examples=20)
+        return replace(
+            self, settings={**self.settings, "rounds": 1, "local_epochs": 1, "batch_size": 512}, clients=2, examples=20
+        )
 
 
+SOFTMAX = {"rounds": 10, "local_epochs": 3, "batch_size": 10, "model": "linear"}
 CASES = (
     Case("FedMAP, MLP 30-32-16-2", "fedmap", "synthetic-label-skew", {"rounds": 10, "local_epochs": 5}),
-    Case("FedAvg, softmax regression", "fedavg", None, {"rounds": 10, "local_epochs": 3, "batch_size": 10, "model": "linear"}),
+    Case(
+        "FedAvg, softmax regression",
+        "fedavg",
+        None,
+        {"rounds": 10, "local_epochs": 3, "batch_size": 10, "model": "linear"},
+    ),
 )
 
 
@@ -89,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the table and the targets here", metavar="FILE")
     options = parser.parse_args(arguments)
     fixed = {"engine": "stacked", "compile": False, "workers": 1} if options.quick else {}
-    rows = []
+    rows: list[list[Any]] = []
     for case in CASES:
         measure(case.quick(), 1, engine="stacked", compile=False, workers=1)  # what is slow once only
         runs, seeds = measure(case.quick() if options.quick else case, 1 if options.quick else TURNS, **fixed)
@@ -100,10 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         table.add_row(*map(str, row))
     Console().print(table)
-    targets = [
-        {"name": str(row[0]), "value": row[3], "target": TARGET, "reached": bool(float(row[3]) >= TARGET)}
-        for row in rows
-    ]
+    targets = [{"name": str(row[0]), "value": row[3], "target": TARGET, "reached": row[3] >= TARGET} for row in rows]
     for target in targets:
         judged = "quick" if options.quick else "yes" if target["reached"] else "no"
         print(f"{target['name']}: ratio {target['value']} target {TARGET} reached {judged}")

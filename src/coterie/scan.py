@@ -67,6 +67,11 @@ def compilations() -> int:
     return sum(run is not None for run in _compiled.values())
 
 
+def refusals() -> int:
+    """How many steps could not be compiled in this process: no C++ compiler, or an operation that does not allow it."""
+    return len(_compiled) - compilations()
+
+
 @dataclass(frozen=True)
 class _Program:
     """A step, the structure of what it carries, and the `vmap`s it has been lifted through, innermost first."""
