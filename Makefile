@@ -39,6 +39,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/class_moments.py
 	$(BIN)/python benchmarks/flower_round.py
 	$(BIN)/python benchmarks/data_path.py
+	$(BIN)/python benchmarks/seeds.py
+	$(BIN)/python benchmarks/choice.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +84,18 @@ def test_the_data_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert "times as fast as DataLoaders" in capsys.readouterr().out
     monkeypatch.setattr(module, "loading", lambda: {**told, "after": 5e8})
     assert module.main(["--quick"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seeds", "choice"])
+def test_seeds_and_choice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    assert module.main(["--quick", "--json", str(tmp_path / "told.json")]) == 0
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert all(len(row) == len(told["columns"]) for row in told["rows"])
+    assert [target["name"] for target in told["targets"]] == [case.name for case in module.CASES]
