@@ -40,6 +40,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/server_steps.py
 	$(BIN)/python benchmarks/flower_round.py
 	$(BIN)/python benchmarks/data_path.py
+	$(BIN)/python benchmarks/seeds.py
+	$(BIN)/python benchmarks/choice.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -30,7 +30,7 @@ def put(module: nn.Module, values: Vector) -> None:
 
 def mean(models: list[Vector], weights: list[float]) -> Vector:
     total = sum(weights)
-    return [sum(w / total * p for w, p in zip(weights, each, strict=True)) for each in zip(*models, strict=True)]  # type: ignore[misc]
+    return [sum(w / total * p for w, p in zip(weights, each, strict=True)) for each in zip(*models, strict=True)]
 
 
 def squared(a: Vector, b: Vector) -> Tensor:
@@ -169,14 +169,14 @@ class PFedBreD(Ordinary):
         self.theta[i], self.memory[i] = theta, w
         return w
 
-    def descend(self, module: nn.Module, start: Vector, at: Vector, batch: tuple[Tensor, Tensor]) -> Vector:
+    def descend(self, module: nn.Module, start: Vector, at: Vector, batch: tuple[Tensor, ...]) -> Vector:
         put(module, at)
         grads = torch.autograd.grad(F.cross_entropy(module(batch[0]), batch[1]), list(module.parameters()))
         self.steps += 1
         return [p - self.ETA_ALPHA * g for p, g in zip(start, grads, strict=True)]
 
 
-def pairs(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+def pairs(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
     """Every minibatch with the one after it; the last with the first."""
     batches = list(loader)
     return zip(batches, batches[1:] + batches[:1], strict=True)

@@ -4,7 +4,7 @@
 
 20 clients share 14,000 examples of Fashion-MNIST (Dirichlet 0.3); minibatches of 10, one local epoch a round, and every
 client's model is evaluated on its test data in every round. The other side is `ordinary.py`: the same methods with
-the same data and as many gradients a round (counted and compared). Ours is what `coterie run` does: `auto` picks the engine
+the same data and minibatches of the same size. Ours is what `coterie run` does: `auto` picks the engine
 for a run of 100 rounds, and every round is scored, recorded and checkpointed in a run folder.
 
 A round of ours is the median of the rounds from 10 on, by the wall clock between the ends of rounds, so that whatever
@@ -12,7 +12,7 @@ is compiled then counts. What was paid before (choosing, compiling) is shown apa
 run, all of it included, is faster than the ordinary one by the target. Ordinary rounds are timed before and after ours.
 
 The breakdown is of all rounds from 10 on, in all processes. Useful work is 6 x the multiply-adds of the network's
-layers for each example of a gradient; the machine's own rate is that of 1024 x 1024 float32 products on all cores, in this run.
+layers for each example of a gradient; the machine's own rate is that of 1024 x 1024 float32 products on all cores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from torch.utils.data import TensorDataset
 import coterie
 from coterie.engine.engine import cores
 from coterie.experiment.run import run_setup
-from coterie.experiment.setup import Setup
+from coterie.experiment.setup import Setup, num_outputs
 from coterie.models import find_model
 from coterie.spans import recording
 
@@ -146,7 +146,7 @@ def other_side(setup: Setup, method: str) -> Ordinary:
         return [TensorDataset(x[index], federation.y[index]) for index in indices]
 
     torch.manual_seed(0)
-    module = find_model(setup.config.model)(tuple(x.shape[1:]), federation.num_classes)
+    module = find_model(setup.config.model)(tuple(x.shape[1:]), num_outputs(federation))
     return METHODS[method](module, part("train"), part("test"), BATCH, LR)
 
 

@@ -104,3 +104,18 @@ def test_the_server_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         monkeypatch.setattr(module, name, lambda told, *_: told.target("speed", 1.0, 2.0, reached=False))
     monkeypatch.setattr(module, "matmul_rate", lambda *_: 1.0)
     assert module.main([]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seeds", "choice"])
+def test_seeds_and_choice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    assert module.main(["--quick", "--json", str(tmp_path / "told.json")]) == 0
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert all(len(row) == len(told["columns"]) for row in told["rows"])
+    assert [target["name"] for target in told["targets"]] == [case.name for case in module.CASES]

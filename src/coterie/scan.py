@@ -31,6 +31,7 @@ from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
 from coterie.device import on
+from coterie.machine_code import compile_graph
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -69,6 +70,11 @@ def compiling(enabled: bool = True) -> Iterator[None]:
 def compilations() -> int:
     """How many steps this process has compiled."""
     return sum(run is not None for run in _compiled.values())
+
+
+def refusals() -> int:
+    """How many steps could not be compiled in this process: no C++ compiler, or an operation that does not allow it."""
+    return len(_compiled) - compilations()
 
 
 @dataclass(frozen=True)
@@ -207,10 +213,10 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
     if place not in _compiled:
         try:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
-                graph, descents = _trace(program, example), ()
+                graph, descents = _trace(program, example), tuple[Descent, ...]()
                 if example[0].device.type == "cpu":
                     graph, descents = faster_products(graph, program.num_carry)
-                run: Any = torch._inductor.compile(graph, list[Any](example))
+                run = compile_graph(graph, example)
                 run(*example)
             _compiled[place] = _Compiled(run, descents, program.num_carry)
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...

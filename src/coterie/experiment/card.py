@@ -140,7 +140,8 @@ def _learned_from(result: Result, i: int, others: Sequence[str]) -> dict[str, An
         row = np.asarray(server["collaboration"])[len(names) - len(result.names) + i]
         return {"words": words, "weights": _weights(names, row)}
     if "weight" in server:
-        return {"words": words, "weights": _weights(names, np.asarray(server["weight"]))}
+        weight = np.asarray(server["weight"])  # of peers: each one's own, as rows
+        return {"words": words, "weights": _weights(names, weight if weight.ndim == 1 else weight[i])}
     return {"words": words}
 
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie import tree
 from coterie.data import Federation
 from coterie.data.loading import is_known
-from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files, picture, tracking
 from coterie.experiment.card import class_names
-from coterie.experiment.config import parse_bytes, read_toml, to_toml
+from coterie.experiment.config import read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.pick import Begin, pick_engine
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
 from coterie.spans import Profile, each, recording, span, timed
+
+if TYPE_CHECKING:
+    from coterie.experiment.abreast import Seat
 
 
 class Progress(Protocol):
@@ -86,17 +88,19 @@ def run_setup(
     progress: Progress | None = None,
     resuming: bool = False,
     report: bool = True,
+    seat: Seat | None = None,
 ) -> Result:
     """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference.
 
-    With `report`, and unless the configuration says no, report.html is written last.
+    With `report`, and unless the configuration says no, report.html is written last. With a `seat`, it runs abreast
+    of others.
     """
     from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
 
     tell = progress or Silent()
     tracking.check(setup.config.track, out)
     with span("run", run=setup.config.method):
-        result = execute(setup, out, tell, resume=resuming)
+        result = execute(setup, out, tell, resume=resuming, seat=seat)
     if setup.config.reference and setup.config.method != "local":
         alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
@@ -158,7 +162,7 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, seat: Seat | None = None) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
@@ -176,7 +180,8 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
     elif folder:
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
-    engine = _engine(setup, sim, folder, config.rounds - done, tell)
+    begun = Begin(setup, sim, folder, config.rounds - done)
+    engine = seat.engine(begun) if seat else pick_engine([begun], begun.probe, tell.say)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
@@ -191,7 +196,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
                 record |= {part: {m: plain(v) for m, v in by.items()} for part, by in scores.items()}
                 if best is None or _better(setup.metric, record, _at(records, best)):
                     best, kept = number, sim.state
-            record["seconds"] = time.perf_counter() - begin
+            record["seconds"] = (time.perf_counter() - begin) / (seat.number if seat else 1)
             records.append(record)
             good = (number, sim.state)
             if folder:
@@ -239,41 +244,6 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result
-
-
-@timed("choose")
-def _engine(setup: Setup, sim: Simulation, folder: RunFolder | None, rounds: int, tell: Progress) -> Engine:
-    """The engine of this run: the one it began with, the one asked for, or the one that measures fastest."""
-    config = setup.config
-    path = folder.path / "engine.json" if folder else None
-    if path and path.exists():
-        return Engine(**files.read_json(path)["engine"])
-    client = tree.nbytes(tree.rows(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
-    chunk = chunk_size(client, tree.nbytes(setup.task.init()), sim.participants, parse_bytes(config.memory))
-    if config.engine == "auto" or config.compile is None or config.workers is None:
-        fn, ids, rows_of = sim.probe()
-        choice = choose(
-            fn,
-            sim.federation,
-            ids,
-            rows_of,
-            client_steps=sim.client_steps(rounds),
-            rounds=rounds,
-            chunk=chunk,
-            workers=config.workers,
-            kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
-            compiled=config.compile,
-        )
-    else:
-        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers), {})
-    told = {
-        field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
-    }
-    if path:
-        measured = {name: round(value, 1) for name, value in choice.microseconds.items()}
-        files.write_json(path, {"engine": told, "microseconds_a_client_step": measured, "notes": list(choice.notes)})
-    tell.say(f"{config.method}: {choice.engine.describe()}" + "".join(f"; {note}" for note in choice.notes))
-    return choice.engine
 
 
 def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]:

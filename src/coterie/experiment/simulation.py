@@ -29,6 +29,7 @@ from coterie.tree import Params, Tree
 PARTS: tuple[SplitName, ...] = ("validation", "test")
 EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
 PASSES = 10_000_000  # of an example through a client's model, in a global test
+POOL = "evaluate on the pool"  # of all clients' test examples
 POOLED = 500_000  # of them whose outputs are held at once
 
 
@@ -177,7 +178,8 @@ class Simulation:
             (client, down), batches = rows_of(group)
             return (client, down, self._positions(group, pool)), batches
 
-        return engine.map(self._outputs, self.federation, ids, personal, purpose="evaluate")
+        purpose = "evaluate" if pool is None else POOL
+        return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
 
     def _shared_outputs(
         self, round: int, engine: Engine, shared: Params, ids: list[int] | None = None, pool: Index | None = None
@@ -188,7 +190,8 @@ class Simulation:
         def common(group: list[int]) -> Rows:
             return (tree.rows(shared, self._at(group)), self._positions(group, pool)), rows_of(group)[1]
 
-        return engine.map(self._global_outputs, self.federation, ids, common, purpose="evaluate globally")
+        purpose = "evaluate globally" if pool is None else POOL
+        return engine.map(self._global_outputs, self.federation, ids, common, purpose=purpose)
 
     def _shared(self) -> Params | None:
         return self.place.models(self.method, self.state.server, len(self.federation.names))
