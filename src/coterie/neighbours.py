@@ -63,8 +63,8 @@ def begin(params: Params, population: Population, neighbours: str | int) -> tupl
     trained = params if population.task is None else population.task.split(params)[0]
     m, nobody = population.size, torch.zeros(population.size, dtype=torch.bool)
     if isinstance(neighbours, str):
-        return tree.broadcast(trained, m), nobody, torch.eye(m, dtype=torch.float64)
-    few = Few(torch.full((m, neighbours), -1), torch.zeros(m, neighbours, dtype=torch.float64))
+        return tree.broadcast(trained, m), nobody, tree.wide(torch.eye(m))
+    few = Few(torch.full((m, neighbours), -1), tree.wide(torch.zeros(m, neighbours)))
     return population.rows(trained), nobody, few
 
 
@@ -94,7 +94,7 @@ def weigh(server: Server, ids: Tensor, ups: Params, measure: Measure, weights: W
     values = torch.cat([among.masked_fill(itself, far), last.masked_fill(twice, far)], 1)
     order = (measure.sign * values).argsort(dim=1, stable=True)[:, : server.xi.who.shape[1]]
     who, nearest = torch.cat([ids.expand(len(ids), -1), known], 1).gather(1, order), values.gather(1, order)
-    seen = among[torch.ones_like(itself).triu(1)] if len(ids) > 1 else last[~twice]
+    seen = pairs(among, torch.ones_like(ids, dtype=torch.bool)) if len(ids) > 1 else last.masked_fill(twice, torch.nan)
     xi, *more = weights(nearest, nearest.isfinite(), seen)
     new = Few(who.masked_fill(nearest.isinf(), -1), xi)
     short = new.who.shape[1]  # alone among few, a client finds fewer than k

@@ -90,7 +90,7 @@ class Store:
         """`first` in every one of `size` rows: paged, if that is worth it."""
         if not self.pages(tree.nbytes(first) * size):
             return tree.clone(tree.broadcast(first, size))
-        home = torch.tensor([[FIRST, 0]]).repeat(size, 1)
+        home = torch.tensor([[FIRST, 0]], device="cpu").repeat(size, 1)
         return Paged(self, first, home, {FIRST: Segment(flatten(tree.broadcast(first, 1)))})
 
     def pages(self, nbytes: int) -> bool:
@@ -121,7 +121,7 @@ class Paged:
         return len(self.home)
 
     def take(self, ids: Tensor) -> Tree:
-        numbers, rows = self.home[ids].unbind(1)
+        numbers, rows = self.home[ids.cpu()].unbind(1)
         numbers, order = numbers.sort(stable=True)
         found, counts = (each.tolist() for each in np.unique(numbers.numpy(), return_counts=True))
         if len(found) == 1:
@@ -142,7 +142,7 @@ class Paged:
 
     def put(self, ids: Tensor, new: Tree) -> Paged:
         home, number = self.home.clone(), max(self.segments) + 1
-        home[ids] = torch.stack([torch.full_like(ids, number), torch.arange(len(ids))], 1)
+        home[ids.cpu()] = _places(number, 0, len(ids))
         used, counts = np.unique(home[:, 0].numpy(), return_counts=True)
         count: dict[int, int] = dict(zip(used.tolist(), counts.tolist(), strict=True))
         kept, flat = {FIRST: self.segments[FIRST]}, flatten(new)
@@ -154,14 +154,14 @@ class Paged:
                 continue
             moved = (home[:, 0] == old).nonzero().flatten()
             rows = home[moved, 1]
-            home[moved] = torch.stack([torch.full_like(moved, number), _length(flat) + torch.arange(len(moved))], 1)
+            home[moved] = _places(number, len(next(iter(flat.values()))), len(moved))
             flat = {name: torch.cat([matrix, segment.flat[name][rows]]) for name, matrix in flat.items()}
             segment.release()
         return Paged(self.store, self.first, home, kept | {number: self.store.keep(Segment(flat))})
 
     def resized(self, size: int) -> Paged:
         """With more clients, who begin as all did."""
-        more = torch.tensor([[FIRST, 0]]).repeat(size - len(self), 1)
+        more = torch.tensor([[FIRST, 0]], device="cpu").repeat(size - len(self), 1)
         return Paged(self.store, self.first, torch.cat([self.home, more]), self.segments)
 
 
@@ -217,8 +217,9 @@ def unflatten(flat: Params, ids: Tensor, like: Tree) -> Tree:
     return tree.map(part, like)
 
 
-def _length(flat: Params) -> int:
-    return len(next(iter(flat.values())))
+def _places(number: int, start: int, count: int) -> Tensor:
+    rows = torch.arange(start, start + count, device="cpu")  # wherever the models are
+    return torch.stack([torch.full_like(rows, number), rows], 1)
 
 
 def _map(path: Path) -> tuple[mmap.mmap, Params]:

@@ -24,6 +24,7 @@ from coterie.data import Federation, from_clients
 from coterie.data.schema import schema_from_dict
 from coterie.data.silos import Silos, load_silos
 from coterie.data.weights import balanced
+from coterie.decode import Decode
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.errors import CheckpointError, ConfigError, DataError
@@ -123,7 +124,9 @@ def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progr
     held_out = setup.held_out
     if held_out is None:
         return []
-    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, result.server)
+    # One client alone: on the CPU, as when it joins later. Paged rows are there already.
+    server = paged.walk(result.server, lambda _, leaf: leaf if isinstance(leaf, Paged) else leaf.cpu())
+    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server)
     joined = []
     for name, split in held_out.clients.items():
         site = dataclasses.replace(held_out, clients={name: split})
@@ -188,7 +191,8 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)  # as in `prepare`: the run's initial model
         module = build_module(about, model, run)
-    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head)
+    decode = Decode.from_json(about.get("decode"))
+    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head, decode=decode)
     params = task.init()
     store = Store(parse_bytes(config.memory) // 2)
     population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names), store)

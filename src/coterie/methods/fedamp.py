@@ -93,7 +93,7 @@ class FedAMP(Method[Server, Params, Params, Params]):
         return w, task.split(w)[0], {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
-        return Server(*weigh(server, ids, ups, DISTANCE, partial(self._xi, bool(server.warned))))
+        return Server(*weigh(server, ids, ups, DISTANCE, partial(self._xi, server.warned)))
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return client
@@ -110,14 +110,14 @@ class FedAMP(Method[Server, Params, Params, Params]):
             return math.sqrt(self.total_rounds) if self.alpha == "theorem" else self.lam
         return self.lam / self.alpha
 
-    def _xi(self, warned: bool, distance: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, ...]:
+    def _xi(self, warned: Tensor, distance: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, ...]:
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
         sigma = middle(pairs) / self.contrast if self.sigma == "auto" else self.sigma
         alpha, most = sigma / (count + 1), sigma / count
         if self.alpha != "auto":
             alpha = most.clamp_max(self.lam / self._pull)
-            warned = warned or _warn(self.lam / self._pull, float(most.min()))
-        return torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0), torch.tensor(warned)
+            warned = warned if bool(warned) else torch.tensor(_warn(self.lam / self._pull, float(most.min())))
+        return torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0), warned
 
     def _slope(self, s: Tensor) -> Tensor:
         if self.attention == "scad":
