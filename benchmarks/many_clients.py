@@ -187,7 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work(method, int(clients), int(sample), float(begun))
         return 0
     sizes, sample, rounds = ((5, 20), 5, 2) if given.quick else (SIZES, SAMPLE, ROUNDS)
-    rows = [row for method in METHODS for row in measure(method, sizes, sample, rounds)]
+    rows: list[list[Any]] = []
+    for method in METHODS:
+        begin = time.perf_counter()
+        rows += measure(method, sizes, sample, rounds)
+        print(f"{method}: measured in {time.perf_counter() - begin:.0f} s", flush=True)
     title = f"{sample} clients a round of so many, 25,194 parameters, --memory {MEMORY}: medians of {rounds} rounds"
     table = Table(*COLUMNS, title=title)
     for method, size, start, *others, resident, states in rows:
