@@ -7,6 +7,7 @@ which belong to the head (the last linear layer, unless named) and which to norm
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torch.func import functional_call
 from coterie.batches import LEAST, Batch
 from coterie.decode import Decode
 from coterie.dropout import KeyedDropout
+from coterie.precision import BFloat16
 from coterie.tree import Params
 
 Kind = Literal["classification", "regression"]
@@ -52,6 +54,7 @@ class Task:
         head: str | None = None,
         loss: LossFn | None = None,
         decode: Decode | None = None,
+        bf16: bool = False,
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
@@ -60,6 +63,7 @@ class Task:
         self.kind: Kind = kind
         self.num_classes = num_classes
         self.decode = decode  # of inputs that are bytes; floats go to the model as they are
+        self.bf16 = bf16  # products of training steps in half the bits (`coterie.precision`)
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
@@ -70,7 +74,7 @@ class Task:
         self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
         self.head_module = _find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
-        self._structure = (kind, num_classes, head, self._example_losses, decode, _structure(self._train))
+        self._structure = (kind, num_classes, head, self._example_losses, decode, bf16, _structure(self._train))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same functions of parameters and data, whatever their models begin at.
@@ -102,7 +106,8 @@ class Task:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and name in only)
         loss, head = self._example_losses, self.head_module or None
-        return Task(module, self.kind, num_classes=self.num_classes, head=head, loss=loss)
+        same: dict[str, Any] = {"num_classes": self.num_classes, "decode": self.decode, "bf16": self.bf16}
+        return Task(module, self.kind, head=head, loss=loss, **same)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
@@ -127,7 +132,7 @@ class Task:
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
-        with KeyedDropout(batch.key):
+        with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
             out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
         losses = self.output_losses(out, batch.y)
         mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)

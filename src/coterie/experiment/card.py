@@ -124,7 +124,7 @@ def _data(federation: Federation, i: int) -> dict[str, Any]:
     if federation.num_classes is None or federation.y.ndim > 1:
         return told
     names = class_names(federation)
-    counts = {part: np.bincount(federation.y[split[part]].numpy(), minlength=len(names)) for part in PARTS}  # type: ignore[index]
+    counts = {part: np.bincount(federation.y[split[part]].cpu().numpy(), minlength=len(names)) for part in PARTS}  # type: ignore[index]
     told["classes"] = {name: {part: int(counts[part][k]) for part in PARTS} for k, name in enumerate(names)}
     return told
 

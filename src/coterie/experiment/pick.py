@@ -15,6 +15,7 @@ from coterie.experiment.config import parse_bytes
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
+from coterie.spans import timed
 
 
 class Work(NamedTuple):
@@ -41,6 +42,7 @@ class Begin(NamedTuple):
         return Work(fn, self.sim.federation, ids, rows_of, "probe")
 
 
+@timed("choose")
 def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[[str], None]) -> Engine:
     """The engine of a run, or of runs abreast: the one it began with, the one asked for, or the fastest measured."""
     setup, sim, _, rounds = runs[0]

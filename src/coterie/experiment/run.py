@@ -25,6 +25,7 @@ from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
+from coterie.spans import Profile, each, recording, span, timed
 
 if TYPE_CHECKING:
     from coterie.experiment.abreast import Seat
@@ -53,6 +54,7 @@ def run(
     model: Model | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    profile: bool = False,
     **settings: Any,
 ) -> Result:
     """Train a federation and, for comparison, every client alone with the same number of gradient steps.
@@ -62,10 +64,21 @@ def run(
     pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
     `out`, a run folder is written there. `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has
     all of these; what else is given counts instead of its own. Without one, the method is FedMAP and the data FedMAP's
-    label skew.
+    label skew. With `profile`, the result's `profile` says where the time went, and `out` has a trace.json of it.
     """
-    setup = prepare(method, data, model=model, **settings)
-    return run_setup(setup, Path(out) if out is not None else None, progress=progress)
+    folder = Path(out) if out is not None else None
+    with recording(profile) as recorded:
+        setup = prepare(method, data, model=model, **settings)
+        result = run_setup(setup, folder, progress=progress)
+    return with_profile(result, recorded)
+
+
+def with_profile(result: Result, recorded: Profile | None) -> Result:
+    """The result with what was recorded, which is written too where there is a folder."""
+    result.profile = recorded
+    if recorded and result.path:
+        RunFolder(result.path).write_trace(recorded)
+    return result
 
 
 def run_setup(
@@ -86,12 +99,14 @@ def run_setup(
 
     tell = progress or Silent()
     tracking.check(setup.config.track, out)
-    result = execute(setup, out, tell, resume=resuming, seat=seat)
+    with span("run", run=setup.config.method):
+        result = execute(setup, out, tell, resume=resuming, seat=seat)
     if setup.config.reference and setup.config.method != "local":
         alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        result.reference = execute(alone, beside, tell, resume=begun)
+        with span("run", run="local"):
+            result.reference = execute(alone, beside, tell, resume=begun)
     if out:
         picture.write_facts(result, setup.federation, out)
     finish(result, setup, out)
@@ -102,6 +117,7 @@ def run_setup(
     return result
 
 
+@timed("report")
 def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
     """report.html in `out`. A picture that fails costs no result: it is told of, and can be drawn again."""
     from coterie.report import write  # it reads folders only, so what follows a run can be repeated at any time
@@ -116,11 +132,17 @@ def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
 
 
 def resume(
-    path: str | Path, *, data: Data | None = None, model: Model | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    data: Data | None = None,
+    model: Model | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Go on with a run from its last intact checkpoint; a finished run is read back.
 
-    A run whose data or model was given in Python needs the same ones again.
+    A run whose data or model was given in Python needs the same ones again. With `device`, it goes on there: a
+    checkpoint can be read everywhere.
     """
     path = Path(path)
     if (path / "deployment.json").exists():
@@ -133,6 +155,9 @@ def resume(
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
         if value is not None:
             values[key] = value
+    if device is not None:
+        values["device"] = device
+        values.pop("workers", None)
     setup = prepare(**values)
     return run_setup(setup, path, progress=progress, resuming=True)
 
@@ -162,7 +187,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
     good = (done, sim.state)
     saved = done
     try:
-        for number in range(done + 1, config.rounds + 1):
+        for number in each("round", range(done + 1, config.rounds + 1)):
             begin = time.perf_counter()
             outcome = sim.train(number, engine)
             record = _record(number, outcome, federation)
@@ -252,6 +277,7 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
     return rows
 
 
+@timed("write")
 def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
     config = result.config
     for i, row in enumerate(result.clients):
