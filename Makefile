@@ -42,6 +42,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/data_path.py
 	$(BIN)/python benchmarks/seeds.py
 	$(BIN)/python benchmarks/choice.py
+	$(BIN)/python benchmarks/many_clients.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

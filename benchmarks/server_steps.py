@@ -34,7 +34,7 @@ from rich.table import Table
 from torch import Tensor
 
 from coterie import features
-from coterie.attention import squared_distances
+from coterie.attention import others, pairs, squared_distances, with_self
 from coterie.features import NOBODY, Factor
 from coterie.method import Population, Sized
 from coterie.methods import FedAMP, FedAvg, FedMAP
@@ -94,7 +94,8 @@ def attention(told: Told, clients: int, rate: float) -> None:
     begin = time.perf_counter()
     distance = squared_distances(w)
     heard = torch.ones(clients, dtype=torch.bool)
-    xi, _ = method._xi(distance, heard, torch.tensor(False))
+    weights, _ = method._xi(torch.tensor(False), distance, others(heard), pairs(distance, heard))
+    xi = with_self(weights)
     middle = time.perf_counter()
     server = Server(w, heard, xi, torch.tensor(False))
     for ids in torch.split(torch.arange(clients), 100):

@@ -61,12 +61,14 @@ def test_combine_is_a_product_with_the_rows():
 def test_typical_is_the_median_over_pairs_that_were_heard():
     pairwise = torch.tensor([[0, 1, 5, 50], [1, 0, 3, 60], [5, 3, 0, 70], [50, 60, 70, 0]], dtype=torch.float64)
     heard = torch.tensor([True, True, True, False])
-    assert attention.typical(pairwise, heard) == 3  # of 1, 3, 5
-    assert attention.typical(pairwise, torch.tensor([False, False, False, True])) == 50  # of 0, 50, 60, 70
-    assert attention.typical(torch.zeros(4, 4), heard) == 1
+    assert attention.middle(attention.pairs(pairwise, heard)) == 3  # of 1, 3, 5
+    alone = torch.tensor([False, False, False, True])
+    assert attention.middle(attention.pairs(pairwise, alone)) == 50  # of 0, 50, 60, 70
+    assert attention.middle(attention.pairs(torch.zeros(4, 4), heard)) == 1
     mostly_equal = torch.zeros(3, 3)
     mostly_equal[0, 1] = mostly_equal[1, 0] = 6.0
-    assert attention.typical(mostly_equal, torch.ones(3, dtype=torch.bool)) == 2  # the mean of 6, 0, 0
+    everyone = torch.ones(3, dtype=torch.bool)
+    assert attention.middle(attention.pairs(mostly_equal, everyone)) == 2  # the mean of 6, 0, 0
 
 
 def test_nobody_attends_to_itself_or_to_those_never_heard():

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from coterie import tree
+from coterie import paged, tree
 from coterie.method import Newcomer
 from coterie.tree import Params
 
@@ -45,16 +45,15 @@ def others(heard: Tensor) -> Tensor:
     return heard[None, :] & ~torch.eye(len(heard), dtype=torch.bool, device=heard.device)
 
 
-def typical(pairwise: Tensor, heard: Tensor) -> Tensor:
-    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard, [].
+def pairs(pairwise: Tensor, heard: Tensor) -> Tensor:
+    """A symmetric [clients, clients] matrix where i < j were both heard, NaN elsewhere; of one heard, all with it."""
+    both = torch.triu(heard[:, None] & heard[None, :], 1)
+    return torch.where(torch.where(both.any(), both, heard[None, :].expand_as(both)), pairwise, torch.nan)
 
-    With one heard, it is over the pairs with that one. Where it is 0 (most clients agree) it is the mean, and 1 where
-    there is no difference at all.
-    """
-    pairs = torch.triu(heard[:, None] & heard[None, :], 1)
-    pairs = torch.where(pairs.any(), pairs, heard[None, :].expand_as(pairs))
-    values = torch.where(pairs, pairwise, torch.nan)
-    median, mean = values.flatten().nanmedian(), values.nanmean()  # NaN where nobody was heard
+
+def middle(values: Tensor) -> Tensor:
+    """The median, [], of nonnegative values or NaN; where it is 0 (most agree) the mean, and 1 where all are 0."""
+    median, mean = values.flatten().nanmedian(), values.nanmean()  # NaN where there is none
     return torch.where(median > 0, median, torch.where(mean > 0, mean, 1.0))
 
 
@@ -80,7 +79,7 @@ def combine(xi: Tensor, rows: Params) -> Params:
 
 class Heard(Protocol):
     @property
-    def w(self) -> Params: ...  # [population, ...]
+    def w(self) -> Any: ...  # rows of the population
     @property
     def heard(self) -> Tensor: ...  # [population]
 
@@ -93,7 +92,7 @@ def join(aggregate: Callable[[Any, Tensor, Params], Heard], newcomer: Newcomer, 
     server: Heard = newcomer.server
     if ups is not None:
         return newcomer._replace(server=aggregate(server, ids, ups))
-    start = tree.mean(server.w, server.heard)
+    start = paged.mean(server.w, server.heard)
     joined = aggregate(server, ids, tree.broadcast(start, 1))
     return newcomer._replace(server=joined, params={**newcomer.params, **start})
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from coterie import tree
 from coterie.batches import Batches
+from coterie.paged import Store
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
@@ -42,6 +43,11 @@ class Population(NamedTuple):
     audience: int
     task: Task | None = None
     keys: Tensor | None = None  # [size] int64, a hash of each client's name; None: they have numbers only
+    store: Store | None = None  # where rows of many clients may be; None: in memory
+
+    def rows(self, first: Tree) -> Any:
+        """`first` for every client, to be read and replaced by `coterie.paged.take` and `put` only."""
+        return tree.broadcast(first, self.size) if self.store is None else self.store.rows(first, self.size)
 
 
 class Sized(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -21,6 +22,17 @@ def seed_of(*parts: int | str) -> int:
     """64 bits from the parts, the same on every machine."""
     text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def seeds_of(first: Sequence[int | str], last: Sequence[str]) -> NDArray[np.uint64]:
+    """`seed_of(*first, each)` for every one of `last`; what they share is read once."""
+    shared = hashlib.blake2b("\x1f".join([*map(str, first), ""]).encode(), digest_size=8)
+    digests = []
+    for each in last:
+        own = shared.copy()
+        own.update(each.encode())
+        digests.append(own.digest())
+    return np.frombuffer(b"".join(digests), ">u8")
 
 
 def generator(*parts: int | str) -> np.random.Generator:

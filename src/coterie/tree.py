@@ -158,8 +158,8 @@ def broadcast(tree: T, size: int) -> T:
     return map(lambda leaf: leaf.expand(size, *leaf.shape), tree)
 
 
-def rows(tree: T, ids: Tensor | int) -> T:
-    """The rows `ids` (copied), or one row without its client axis."""
+def rows(tree: T, ids: Tensor | int | slice) -> T:
+    """The rows `ids` (copied; a slice of them is not), or one row without its client axis."""
     return map(lambda leaf: leaf[ids], tree)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -57,6 +58,11 @@ class Federation:
     @property
     def kind(self) -> Kind:
         return "regression" if self.num_classes is None else "classification"
+
+    @functools.cached_property
+    def largest(self) -> int:
+        """Training examples of the client that has most."""
+        return max(len(split.train) for split in self.clients.values())
 
     def split(self, client: int) -> Split:
         return self.clients[self.names[client]]

@@ -39,8 +39,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     """
     sizes = [len(federation.split(i).train) for i in ids]
     # No minibatch is wider than the largest client of the federation, whoever is in this chunk.
-    largest = max(len(split.train) for split in federation.clients.values())
-    width = plan.width or min(plan.batch_size, largest)
+    width = plan.width or min(plan.batch_size, federation.largest)
     epochs = 1 if plan.steps else plan.epochs
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
     index = np.zeros((len(ids), epochs, longest, width), np.int64)

@@ -38,7 +38,8 @@ class Peers:
 
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         """All copies, as rows. Each is told how many it can hear in a round."""
-        heard = [population._replace(audience=min(population.audience, len(near))) for near in self.near]
+        own = population._replace(store=None)  # copies are rows themselves
+        heard = [own._replace(audience=min(own.audience, len(near))) for near in self.near]
         return tree.stack([method.init_server(params, each) for each in heard])
 
     @timed("dispatch")

@@ -96,7 +96,9 @@ class Config(BaseModel):
     workers: int | None = Field(None, ge=1, description="processes; by default as many as cores, if it pays")
     device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps: where data and models are, and steps run")
     bf16: bool = Field(False, description="products of training steps in bfloat16; parameters stay float32")
-    memory: str = Field("2GB", description="most client state in flight at once, such as 500MB or 2GB")
+    memory: str = Field(
+        "2GB", description="most client state in memory at once, such as 500MB or 2GB; the rest is on disk"
+    )
     checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
     reference: bool = Field(True, description="also train every client alone, to compare with")
     report: bool = Field(True, description="write report.html, the run in pictures, at the end")

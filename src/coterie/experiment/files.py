@@ -67,9 +67,9 @@ def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = No
 
 
 def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
+    if expected_checksum is not None:
+        check(path, expected_checksum)
     try:
-        if expected_checksum is not None and checksum(path) != expected_checksum:
-            raise CheckpointError(f"'{path}' is corrupted: its checksum is not the one recorded when it was written")
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
@@ -79,6 +79,14 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+
+
+def check(path: Path, expected_checksum: str) -> None:
+    try:
+        if checksum(path) != expected_checksum:
+            raise CheckpointError(f"'{path}' is corrupted: its checksum is not the one recorded when it was written")
+    except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
 
 

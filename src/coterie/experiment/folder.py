@@ -7,7 +7,8 @@ data.json         each client's examples by class       report.html     the run 
 features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
 predictions.safetensors     what every client's model says of its test examples, at the selected round
 benefit.json                every client's gain over training alone, with its interval and verdict
-checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept
+checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept;
+                            of many clients also checkpoints/rows-*.safetensors, which they share (see segments.py)
 clients/NAME/               model.safetensors + model.json, which says how to rebuild the model; card.json, card.md; of
                             sites' own files also preprocessing.json, which says how a row becomes an input
 onboarded.csv               one line a client that took no part and was onboarded
@@ -36,11 +37,12 @@ import torch
 from coterie import tree
 from coterie.errors import CheckpointError, CoterieWarning
 from coterie.evaluation import Predictions
-from coterie.experiment import files
+from coterie.experiment import files, segments
 from coterie.experiment.simulation import State
 from coterie.spans import Profile, timed
 
 FORMAT = 1
+PAGED = 2  # of a checkpoint whose rows are in files of their own
 KEEP = 2
 COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
 WORDS = ("client", "verdict")  # columns of clients.csv that are no numbers
@@ -92,14 +94,18 @@ class RunFolder:
         target = self._checkpoint(round)
         building = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(building, ignore_errors=True)
-        digest = files.write_tensors(building / "state.safetensors", tree.pack(state))
-        files.write_json(building / "state.json", {"format": FORMAT, "round": round, "best": best, "checksum": digest})
+        flat, rows = segments.write(target.parent, state)
+        digest = files.write_tensors(building / "state.safetensors", flat)
+        about: dict[str, Any] = {"format": FORMAT, "round": round, "best": best, "checksum": digest}
+        files.write_json(building / "state.json", about | ({"format": PAGED, "rows": rows} if rows else {}))
         shutil.rmtree(target, ignore_errors=True)
         building.rename(target)
         rounds = self.checkpoints()
         for old in rounds[:-KEEP]:
             if old != best:
                 shutil.rmtree(self._checkpoint(old), ignore_errors=True)
+        if rows:
+            segments.prune(target.parent, [self._checkpoint(kept) for kept in self.checkpoints()])
 
     def checkpoints(self) -> list[int]:
         return sorted(int(path.name.removeprefix("round-")) for path in (self.path / "checkpoints").glob("round-*"))
@@ -108,11 +114,13 @@ class RunFolder:
         """(the state after a round, the best round known then); raises `CheckpointError` if it is not intact."""
         folder = self._checkpoint(round)
         about = files.read_json(folder / "state.json")
-        if not isinstance(about, dict) or about.get("format", 0) > FORMAT:
+        if not isinstance(about, dict) or about.get("format", 0) > PAGED:
             raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
         flat = files.read_tensors(folder / "state.safetensors", about.get("checksum", ""))
         try:
-            return tree.unpack(flat, like), about["best"]
+            return segments.read(folder.parent, flat, about.get("rows", {}), like), about["best"]
+        except CheckpointError as error:
+            raise CheckpointError(f"'{folder}' is not whole: {error}") from error
         except (ValueError, KeyError) as error:
             raise CheckpointError(f"'{folder}' does not fit this run: {error}") from error
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie import rng, tree
+from coterie import paged, rng
 from coterie.data import Federation, from_clients
 from coterie.data.schema import schema_from_dict
 from coterie.data.silos import Silos, load_silos
@@ -31,7 +31,7 @@ from coterie.errors import CheckpointError, ConfigError, DataError
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment import files
 from coterie.experiment.card import write_cards
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config, parse_bytes, resolve
 from coterie.experiment.finish import add_benefit
 from coterie.experiment.folder import RunFolder, read_rows
 from coterie.experiment.load import build_module, find_client
@@ -43,6 +43,7 @@ from coterie.experiment.silos import OPTIONS
 from coterie.experiment.simulation import State
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Newcomer, Population
+from coterie.paged import Paged, Store
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
@@ -123,7 +124,8 @@ def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progr
     held_out = setup.held_out
     if held_out is None:
         return []
-    server = tree.map(lambda leaf: leaf.cpu(), result.server)  # one client alone: on the CPU, as when it joins later
+    # One client alone: on the CPU, as when it joins later. Paged rows are there already.
+    server = paged.walk(result.server, lambda _, leaf: leaf if isinstance(leaf, Paged) else leaf.cpu())
     finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server)
     joined = []
     for name, split in held_out.clients.items():
@@ -159,16 +161,22 @@ def grown(method: AnyMethod, task: Task, server: Tree, names: Sequence[str]) -> 
     Leaves that have a place for each client get one more, with the values that a server begins with.
     """
     size = len(names)
-    fresh = method.init_server(task.init(), Population(size, size, task, rng.keys_of(names)))
+    known: dict[str, Any] = {}
+    paged.walk(server, known.__setitem__)
+    store = next((leaf.store for leaf in known.values() if isinstance(leaf, Paged)), None)
+    fresh = method.init_server(task.init(), Population(size, size, task, rng.keys_of(names), store))
 
-    def fill(new: Tensor, old: Tensor) -> Tensor:
+    def fill(path: str, new: Any) -> Any:
+        old = known[path]
+        if isinstance(old, Paged):
+            return old.resized(size)
         if new.shape == old.shape:
             return old
         filled = new.clone()
         filled[tuple(slice(length) for length in old.shape)] = old
         return filled
 
-    return tree.map(fill, fresh, server)
+    return paged.walk(fresh, fill)
 
 
 def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str, Any]]:
@@ -186,8 +194,9 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     decode = Decode.from_json(about.get("decode"))
     task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head, decode=decode)
     params = task.init()
-    population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names))
-    like = State(method.init_server(params, population), tree.broadcast(method.init_client(params), len(names)))
+    store = Store(parse_bytes(config.memory) // 2)
+    population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names), store)
+    like = State(method.init_server(params, population), population.rows(method.init_client(params)))
     selected = files.read_json(run / "summary.json")["selected_round"]
     if selected not in RunFolder(run).checkpoints():
         raise CheckpointError(f"'{run}' has no checkpoint of round {selected}, the selected one: run it again")

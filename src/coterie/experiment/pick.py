@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from coterie import tree
+from coterie import paged, tree
 from coterie.data import Federation
 from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.engine.engine import Rows
@@ -51,7 +51,7 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
     participants = sum(run.sim.participants for run in runs)
     if paths and paths[0].exists():
         return Engine(**files.read_json(paths[0])["engine"]).fitted(participants)
-    client = tree.nbytes(tree.rows(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
+    client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
     chunk = chunk_size(client, tree.nbytes(setup.task.init()), participants, parse_bytes(config.memory))
     if config.engine == "auto" or config.compile is None or config.workers is None:
         fn, federation, ids, rows_of, _ = probe()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import rng, tree
+from coterie import paged, rng
 from coterie.data import Federation
 from coterie.data.federation import SplitName
 from coterie.experiment import files
@@ -57,7 +57,7 @@ def features(result: Result, federation: Federation) -> Params | None:
     positions = [split.test for split in federation.clients.values()]
     found, labels, owners = [], [], []
     for i, (name, share) in enumerate(zip(federation.names, _shares([len(own) for own in positions]), strict=True)):
-        params = own_model(result.task, tree.rows(result.views, i))
+        params = own_model(result.task, paged.take(result.views, i))
         if params is None:
             return None
         draw = rng.generator(result.config.seed, "picture", name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from coterie import tree
+from coterie import paged, tree
 from coterie.errors import CoterieError
 from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, sign_of
@@ -39,7 +39,7 @@ class Result:
     reference: Result | None  # local training at the same number of gradient steps
     task: Task
     method: AnyMethod
-    views: Tree  # rows
+    views: Any  # rows, of many clients `Paged`
     predictions: Predictions  # of the test examples, at the selected round
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
     server: Tree = ()  # at the selected round
@@ -96,7 +96,7 @@ class Result:
     def view(self, client: str | int) -> Tree:
         if isinstance(client, str) and client not in self.names:
             raise CoterieError(f"there is no client '{client}'; there are {', '.join(self.names)}")
-        return tree.rows(self.views, self.names.index(client) if isinstance(client, str) else client)
+        return paged.take(self.views, self.names.index(client) if isinstance(client, str) else client)
 
     def model(self, client: str | int) -> nn.Module:
         """A client's personalised model, as a module in evaluation mode: your own class where the view is one model."""

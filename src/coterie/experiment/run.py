@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie import tree
+from coterie import paged
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
@@ -16,7 +16,7 @@ from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files, picture, tracking
 from coterie.experiment.card import class_names
-from coterie.experiment.config import read_toml, to_toml
+from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.pick import Begin, pick_engine
@@ -29,6 +29,7 @@ from coterie.spans import Profile, each, recording, span, timed
 
 if TYPE_CHECKING:
     from coterie.experiment.abreast import Seat
+from coterie.paged import Store
 
 
 class Progress(Protocol):
@@ -165,8 +166,9 @@ def resume(
 def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, seat: Seat | None = None) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
+    store = Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None)
     sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
+        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
     sim.heard = config.clients_heard
     folder = RunFolder(out) if out else None
@@ -218,7 +220,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
         best, kept = records[-1]["round"], sim.state
     last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
-    views = tree.clone(sim.views(best, engine))
+    views = sim.views(best, engine)
     predictions = sim.predictions(best, engine)
     if both:
         selected = both if best == last else sim.both_tests(best, engine)
@@ -304,7 +306,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
                 "(x / 255 - mean) / std, channel by channel, and expects these."
             ),
         }
-        folder.write_model(row["client"], tree.rows(result.views, i), about)
+        folder.write_model(row["client"], paged.take(result.views, i), about)
         if row["client"] in federation.preprocessing:
             folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import rng, tree
+from coterie import paged, rng, tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation, Index, SplitName
 from coterie.data.minibatches import Plan, draw, pad_positions
@@ -22,6 +22,7 @@ from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
+from coterie.paged import Store
 from coterie.spans import timed
 from coterie.task import Task
 from coterie.tree import Params, Tree
@@ -37,7 +38,7 @@ class State(NamedTuple):
     """All that changes from round to round; a tree, so that a checkpoint is one file."""
 
     server: Tree  # among peers: leaves [clients, ...], one copy each
-    clients: Tree  # leaves [clients, ...]
+    clients: Any  # leaves [clients, ...]; or the same as rows that are `Paged`
 
 
 class Round(NamedTuple):
@@ -59,6 +60,7 @@ class Simulation:
     state: State
     place: Place = field(default_factory=Central)  # where messages are combined
     heard: int | None = None  # of those that take part, how many are aggregated; None: all
+    store: Store | None = None  # where rows of many clients are; None: in memory
 
     @classmethod
     def start(
@@ -71,15 +73,17 @@ class Simulation:
         seed: int,
         params: Params | None = None,
         place: Place | None = None,
+        store: Store | None = None,
     ) -> Simulation:
         params = tree.map(lambda leaf: leaf.to(federation.x.device), task.init() if params is None else params)
         size = len(federation.names)
         place = place or Central()
         keys = rng.keys_of(federation.names).to(federation.x.device)
         with on(federation.x.device):
-            server = place.start(method, params, Population(size, participants, task, keys))
-            clients = tree.broadcast(method.init_client(params), size)
-        return cls(method, task, federation, plan, participants, seed, State(server, tree.clone(clients)), place)
+            people = Population(size, participants, task, keys, store)
+            server, client = place.start(method, params, people), method.init_client(params)
+            clients = tree.clone(tree.broadcast(client, size)) if store is None else store.rows(client, size)
+        return cls(method, task, federation, plan, participants, seed, State(server, clients), place, store=store)
 
     def _at(self, ids: list[int]) -> Tensor:
         return torch.tensor(ids, device=self.federation.x.device)
@@ -92,8 +96,8 @@ class Simulation:
         """A random choice: each client draws a number of its own; the smallest are chosen, whatever their order."""
         if size >= len(ids):
             return ids
-        ticket = {i: rng.seed_of(self.seed, purpose, round, self.federation.names[i]) for i in ids}
-        return sorted(sorted(ticket, key=lambda i: ticket[i])[:size])
+        tickets = rng.seeds_of((self.seed, purpose, round), [self.federation.names[i] for i in ids])
+        return sorted(ids[k] for k in tickets.argsort(kind="stable")[:size])
 
     def train(self, round: int, engine: Engine) -> Round:
         """One round: dispatch, local updates, aggregate. The state is replaced only when all of it has worked."""
@@ -110,7 +114,7 @@ class Simulation:
         with on(self.federation.x.device):
             server = self.place.aggregate(self.method, self.state.server, heard, said)
             server_info = self.place.info(self.method, server)
-        self.state = State(server, tree.put(self.state.clients, at, clients))
+        self.state = State(server, paged.put(self.state.clients, at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     @timed("evaluate")
@@ -222,11 +226,23 @@ class Simulation:
         owner = torch.arange(len(ids)).repeat_interleave(len(pool))
         return score(self.task, outputs.flatten(0, 1), y.repeat(len(ids), *[1] * (y.ndim - 1)), owner, len(ids))
 
-    def views(self, round: int, engine: Engine) -> Tree:
-        """What every client would deploy, as rows."""
+    def views(self, round: int, engine: Engine) -> Any:
+        """What every client would deploy, as rows; paged, where the clients' states are."""
         everyone = list(range(len(self.federation.names)))
         rows_of = self._personal(round, everyone)
-        return in_order(engine.map(self._view, self.federation, everyone, rows_of, purpose="view"), everyone)
+
+        def of(ids: list[int]) -> Tree:
+            return in_order(engine.map(self._view, self.federation, ids, rows_of, purpose="view"), ids)
+
+        size = tree.nbytes(self.task.init())
+        if self.store is None or not self.store.pages(size * len(everyone)):
+            return of(everyone)
+        views, some = None, max(1, self.store.memory // (4 * size))
+        for ids in (everyone[start : start + some] for start in range(0, len(everyone), some)):
+            part = of(ids)
+            views = self.store.rows(tree.rows(part, 0), len(everyone)) if views is None else views
+            views = paged.put(views, torch.tensor(ids), part)
+        return views
 
     def probe(self) -> tuple[Any, list[int], Any]:
         """What `choose` measures: the first round's work."""
@@ -265,7 +281,7 @@ class Simulation:
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
             at = self._at([place[i] for i in group])
-            return tree.rows(self.state.clients, self._at(group)), tree.rows(down, at)
+            return paged.take(self.state.clients, self._at(group)), tree.rows(down, at)
 
         return rows_of, down
 

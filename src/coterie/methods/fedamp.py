@@ -25,6 +25,7 @@ weights, as in FedAvg, and `lam` is lambda in units of alpha_k, the pull itself.
   with it, so that the pull stays what it was; a warning says so once.
 - A client trains on from its own w_i ("personalized training on model M(w_i)"), by minibatch steps, not to the minimum.
 - Clients that take no part in a round count with their last upload, those never heard not at all.
+- Of very many clients, each may attend to its `neighbours` only, the k most like it so far (`coterie.neighbours`).
 Only trained parameters are sent and compared: buffers (and frozen weights) stay the client's own. It deploys w_i.
 A newcomer begins at the mean of all w_j; its own row of xi then gives its u_i (`attention.join`).
 """
@@ -34,18 +35,19 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import tree
-from coterie.attention import combine, join, others, squared_distances, typical, with_self
+from coterie.attention import join, middle
 from coterie.batches import Batches
 from coterie.errors import CoterieWarning
 from coterie.local import SGD, Optimizer, quadratic, train
 from coterie.method import Info, Method, Newcomer, Population
+from coterie.neighbours import DISTANCE, Neighbours, begin, send, shown, weigh
 from coterie.task import Task
 from coterie.tree import Params
 
@@ -54,14 +56,15 @@ Function = Literal["negative-exponential", "scad", "minimax-concave"]
 
 
 class Server(NamedTuple):
-    w: Params  # [population, ...]; last uploads, before them the initial model
+    w: Any  # rows of the population; last uploads, before them the initial model
     heard: Tensor  # [population]
-    xi: Tensor  # [population, population]
+    xi: Any  # [population, population], or of the neighbours
     warned: Tensor  # []; whether the guard on alpha_k has spoken
 
 
 @dataclass(frozen=True)
 class FedAMP(Method[Server, Params, Params, Params]):
+    learns_from: ClassVar[str] = "the clients whose models are most like its own"
     optimizer: Optimizer = SGD()
     attention: Annotated[Function, Field(description="the function A of eq. 1")] = "negative-exponential"
     sigma: Annotated[Literal["auto"] | Positive, Field(description="squared distance at which A bends")] = "auto"
@@ -70,28 +73,27 @@ class FedAMP(Method[Server, Params, Params, Params]):
     lam: Annotated[float, Field(gt=0, description="lambda of eq. 1; alpha auto: in units of alpha_k")] = 1.0
     total_rounds: Annotated[int, Field(ge=1, description="K, for alpha theorem")] = 20
     shape: Annotated[float, Field(gt=2, description="a of scad and minimax-concave")] = 3.7
-
+    neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"attention": "scad"}, {"alpha": "theorem", "sigma": 3.0})
 
     def init_server(self, params: Params, population: Population) -> Server:
-        trained = params if population.task is None else population.task.split(params)[0]
-        m, no = population.size, torch.tensor(False)
-        return Server(tree.broadcast(trained, m), no.repeat(m), tree.wide(torch.eye(m)), no)
+        return Server(*begin(params, population, self.neighbours), torch.tensor(False))
 
     def init_client(self, params: Params) -> Params:
         return params  # w_i
 
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
-        return combine(server.xi[ids], server.w)
+        return send(server, ids)
+
+    def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
+        return send(server, ids) if self.neighbours == "all" else {}  # of many, none is sent what it does not use
 
     def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Params, Info]:
         w, loss = train(task, self.optimizer, client, batches, quadratic, (down, torch.tensor(self._pull)))
         return w, task.split(w)[0], {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
-        w, heard = tree.put(server.w, ids, ups), server.heard.index_fill(0, ids, True)
-        xi, warned = self._xi(squared_distances(w), heard, server.warned)
-        return Server(w, heard, xi, warned)
+        return Server(*weigh(server, ids, ups, DISTANCE, partial(self._xi, server.warned)))
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return client
@@ -100,25 +102,22 @@ class FedAMP(Method[Server, Params, Params, Params]):
         return join(self.aggregate, newcomer, ids, ups)
 
     def server_info(self, server: Server) -> Info:
-        return {"collaboration": server.xi}
+        return shown(server.xi)
 
     @property
-    def _pull(self) -> float:
-        """lambda / alpha_k."""
+    def _pull(self) -> float:  # lambda / alpha_k
         if isinstance(self.alpha, str):
             return math.sqrt(self.total_rounds) if self.alpha == "theorem" else self.lam
         return self.lam / self.alpha
 
-    def _xi(self, distance: Tensor, heard: Tensor, warned: Tensor) -> tuple[Tensor, Tensor]:
-        attends = others(heard)
-        count = attends.sum(1, keepdim=True)  # [population, 1]; m - 1 once all were heard
-        sigma = typical(distance, heard) / self.contrast if self.sigma == "auto" else self.sigma
+    def _xi(self, warned: Tensor, distance: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, ...]:
+        count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
+        sigma = middle(pairs) / self.contrast if self.sigma == "auto" else self.sigma
         alpha, most = sigma / (count + 1), sigma / count
         if self.alpha != "auto":
             alpha = most.clamp_max(self.lam / self._pull)
-            if not bool(warned):
-                warned = torch.tensor(_warn(self.lam / self._pull, float(most.min())))
-        return with_self(torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0)), warned
+            warned = warned if bool(warned) else torch.tensor(_warn(self.lam / self._pull, float(most.min())))
+        return torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0), warned
 
     def _slope(self, s: Tensor) -> Tensor:
         if self.attention == "scad":

@@ -1,0 +1,212 @@
+"""Many clients: what a round, the memory and the start cost when there are 100, 1,000 or 10,000 of them.
+
+    python benchmarks/many_clients.py                the whole of it, with its targets
+    python benchmarks/many_clients.py --json FILE    also as JSON
+    python benchmarks/many_clients.py --quick        a smoke test: few and small, and no target is judged
+
+100 clients take part in a round, of a network 64-256-32-10 (25,194 parameters) with 50 training examples each, batches
+of 10, for one epoch. So a round is the same work whatever the number of clients is, and should take the same time.
+FedAMP attends to 10 neighbours.
+
+- Every size of every method is a fresh process. It starts as a run does: from one pair of tensors a client to a
+  simulation that could begin its first round. That, with Python and PyTorch, is the start.
+- Then every client takes part once, as far as the server and the store can see: its state is its first one and some
+  noise (it is not trained, which would take a hundred rounds). So all rows exist, and most are on disk.
+- Rounds alternate between the sizes of a method, so that other work on the machine hits all of them; the median counts.
+  Every round is followed by its checkpoint, which is timed apart.
+- Resident memory is the peak of the process, and of its children if there are any, as the system counts it.
+
+Clients are stacked, steps are not compiled, and there is one process. What else a run costs (evaluating everybody,
+writing a folder for each) grows with the number of clients; see `docs/many-clients.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from coterie import paged, tree
+from coterie.engine import Engine, chunk_size
+from coterie.experiment.config import parse_bytes
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.setup import prepare
+from coterie.experiment.simulation import Simulation, State
+from coterie.methods import FedAMP
+from coterie.paged import Paged, Store
+
+METHODS: dict[str, dict[str, Any]] = {"fedavg": {}, "fedmap": {}, "pfedbred": {}, "fedamp": {"neighbours": 10}}
+SIZES = (100, 1_000, 10_000)
+SAMPLE = 100
+EXAMPLES = 84  # a client: 50 to train, 8 to validate, 25 to test
+MEMORY = "500MB"
+ROUNDS = 5
+SLOWER, RESIDENT, START = 1.3, 2000.0, 20.0  # the targets: a factor, MB, seconds
+COLUMNS = ("method", "clients", "start s", "round ms", "x 100 clients", "checkpoint ms", "resident MB", "states MB")
+
+
+def simulation(method: str, clients: int, sample: int, folder: Path) -> tuple[Simulation, Engine]:
+    """As `coterie.run(method, data, ...)` makes it."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(clients, EXAMPLES, 64, generator=draw)
+    y = (x @ torch.randn(64, 10, generator=draw)).argmax(-1)
+    data = {f"client-{i}": (x[i], y[i]) for i in range(clients)}
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 10))
+    setup = prepare(
+        method, data, model=model, clients_per_round=sample, batch_size=10, lr=0.01, memory=MEMORY, **METHODS[method]
+    )
+    config = setup.config
+    store = Store(parse_bytes(config.memory) // 2, folder / "checkpoints")
+    sim = Simulation.start(setup.method, setup.task, setup.federation, config.plan(), sample, config.seed, store=store)
+    params = tree.nbytes(setup.task.init())
+    client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * params
+    return sim, Engine("stacked", False, chunk_size(client, params, sample, parse_bytes(config.memory)), 1)
+
+
+def age(sim: Simulation, sample: int) -> None:
+    """As if every client had taken part, in rounds of `sample`."""
+    draw = torch.Generator().manual_seed(1)
+    first, (params, _) = paged.take(sim.state.clients, 0), sim.task.split(sim.task.init())
+
+    def noisy(row: tree.Tree, number: int) -> tree.Tree:
+        def moved(leaf: torch.Tensor) -> torch.Tensor:
+            if not leaf.is_floating_point():
+                return leaf + 1  # the rounds it took part in
+            return leaf + 0.02 * (torch.rand(leaf.shape, generator=draw) - 0.5)
+
+        return tree.map(moved, tree.broadcast(row, number))
+
+    for ids in torch.split(torch.randperm(len(sim.federation.names), generator=draw), sample):
+        server = sim.state.server
+        if isinstance(sim.method, FedAMP):  # of these, the only server with rows
+            server = sim.method.aggregate(server, ids, noisy(params, len(ids)))
+        sim.state = State(server, paged.put(sim.state.clients, ids, noisy(first, len(ids))))
+
+
+def work(method: str, clients: int, sample: int, begun: float) -> None:
+    """What one process does: a line of JSON when it has started, one for each line it is sent, one at the end."""
+
+    def tell(**values: float) -> None:
+        print(json.dumps(values), flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="coterie-") as out:
+        folder = RunFolder(Path(out))
+        sim, engine = simulation(method, clients, sample, folder.path)
+        tell(start=time.time() - begun)
+        age(sim, sample)
+        sim.train(1, engine)
+        folder.save(1, sim.state, None)
+        found: list[Any] = []
+        paged.walk(sim.state, lambda _, leaf: found.append(leaf))
+        sizes = [len(leaf) * tree.nbytes(leaf.first) if isinstance(leaf, Paged) else leaf.nbytes for leaf in found]
+        tell(states=sum(sizes) / 1e6)
+        for number, _ in enumerate(sys.stdin, 2):
+            begin = time.perf_counter()
+            sim.train(number, engine)
+            trained = time.perf_counter()
+            folder.save(number, sim.state, None)
+            tell(round=trained - begin, checkpoint=time.perf_counter() - trained)
+    kilobytes = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    tell(resident=sum(kilobytes) * 1024 / 1e6)
+
+
+def measure(method: str, sizes: Sequence[int], sample: int, rounds: int) -> list[list[Any]]:
+    """The rows of one method, in the order of `COLUMNS`."""
+
+    def hear(child: subprocess.Popen[str]) -> dict[str, float]:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process of {method} failed: see above")
+        found: dict[str, float] = json.loads(line)
+        return found
+
+    children: list[subprocess.Popen[str]] = []
+    told: list[dict[str, float]] = []
+    times: list[dict[str, list[float]]] = [{"round": [], "checkpoint": []} for _ in sizes]
+    try:
+        for size in sizes:
+            command = [sys.executable, __file__, "--one", method, str(size), str(sample), str(time.time())]
+            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            told.append(hear(children[-1]) | hear(children[-1]))
+        for _ in range(rounds):
+            for child, taken in zip(children, times, strict=True):
+                assert child.stdin is not None
+                child.stdin.write("\n")
+                child.stdin.flush()
+                for key, value in hear(child).items():
+                    taken[key].append(value)
+        for child, about in zip(children, told, strict=True):
+            assert child.stdin is not None
+            child.stdin.close()
+            about |= hear(child)
+            child.wait()
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    medians = [{key: 1e3 * statistics.median(values) for key, values in taken.items()} for taken in times]
+    return [
+        [method, size, about["start"], mine["round"], mine["round"] / medians[0]["round"], mine["checkpoint"],
+         about["resident"], about["states"]]
+        for size, about, mine in zip(sizes, told, medians, strict=True)
+    ]  # fmt: skip
+
+
+def judge(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    most = max(row[1] for row in rows)
+    last = [row for row in rows if row[1] == most]
+    found = [(f"{row[0]}: a round of {most:,} clients over one of {rows[0][1]}", row[4], SLOWER) for row in last]
+    found.append(("most resident memory, MB", max(row[6] for row in rows), RESIDENT))
+    found.append((f"longest start of {most:,} clients, s", max(row[2] for row in last), START))
+    return [{"name": name, "value": value, "target": at, "reached": value <= at} for name, value, at in found]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What a round, the memory and the start cost with many clients.")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: few and small, no target is judged")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--one", nargs=4, metavar=("METHOD", "CLIENTS", "SAMPLE", "BEGUN"), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.one:
+        method, clients, sample, begun = given.one
+        work(method, int(clients), int(sample), float(begun))
+        return 0
+    sizes, sample, rounds = ((5, 20), 5, 2) if given.quick else (SIZES, SAMPLE, ROUNDS)
+    rows = [row for method in METHODS for row in measure(method, sizes, sample, rounds)]
+    title = f"{sample} clients a round of so many, 25,194 parameters, --memory {MEMORY}: medians of {rounds} rounds"
+    table = Table(*COLUMNS, title=title)
+    for method, size, start, *others, resident, states in rows:
+        each, slower, checkpoint = others
+        table.add_row(
+            method, f"{size:,}", f"{start:.1f}", f"{each:.0f}", f"{slower:.2f}", f"{checkpoint:.0f}",
+            f"{resident:.0f}", f"{states:.0f}",
+        )  # fmt: skip
+    console = Console(width=110)
+    console.print(table)
+    targets = judge(rows)
+    for each in targets:
+        verdict = "quick" if given.quick else "yes" if each["reached"] else "NO"
+        print(f"{each['name']}: {each['value']:.3g} target {each['target']:g} reached {verdict}")
+    if given.json:
+        told = {"title": title, "columns": COLUMNS, "rows": rows, "targets": targets}
+        given.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return 0 if given.quick or all(each["reached"] for each in targets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Paged rows in checkpoints: a segment is written once, and is a file that several checkpoints share.
+
+checkpoints/rows-DIGEST.safetensors     a segment, named by what is in it
+checkpoints/round-00007/state.json      "rows": {path in the state: {segment number: [file, its checksum]}}
+checkpoints/round-00007/state.safetensors, at that path: each client's segment and its row there
+
+A checkpoint of many clients so costs what the rounds since the last one changed. A file is deleted when no checkpoint
+that is kept refers to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import paged, tree
+from coterie.errors import CheckpointError
+from coterie.experiment import files
+from coterie.paged import FIRST, Paged, Segment
+from coterie.tree import Params, Tree
+
+Files = dict[str, dict[str, list[str]]]
+
+
+def write(folder: Path, state: Tree) -> tuple[Params, Files]:
+    """Write what is in no file yet; returns (what remains to be written of the state, where its paged rows are)."""
+    found: Files = {}
+
+    def home(path: str, leaf: Any) -> Tensor:
+        if not isinstance(leaf, Paged):
+            return leaf  # type: ignore[no-any-return]
+        segments = {str(number): segment for number, segment in leaf.segments.items() if number != FIRST}
+        found[path] = {number: _written(folder, segment) for number, segment in segments.items()}
+        return leaf.home
+
+    return tree.pack(paged.walk(state, home)), found
+
+
+def read(folder: Path, flat: Params, about: Files, like: Tree) -> Tree:
+    """The state of the form of `like` of which `write` returned `flat` and `about`."""
+    flat, made = dict(flat), {}
+
+    def bare(path: str, leaf: Any) -> Tensor:
+        if not isinstance(leaf, Paged):
+            return leaf  # type: ignore[no-any-return]
+        if path in about:
+            made[path] = _opened(folder, about[path], flat[path], leaf)
+        else:  # they were fewer, or written by a version that did not page
+            names = {name: f"{path}/{name}".rstrip("/") for name in tree.pack(leaf.first)}
+            rows = {name: flat.pop(whole) for name, whole in names.items() if whole in flat}
+            made[path] = leaf.put(torch.arange(len(leaf)), tree.unpack(rows, tree.broadcast(leaf.first, len(leaf))))
+            flat[path] = leaf.home
+        return leaf.home
+
+    form = paged.walk(like, bare)
+    if more := about.keys() - made.keys():
+        raise ValueError(f"{', '.join(more)} is paged there and would not be here: use the memory of before")
+    tree.unpack(flat, form)
+    return paged.walk(like, lambda path, _: made[path] if path in made else flat[path])
+
+
+def prune(folder: Path, kept: Iterable[Path]) -> None:
+    """Delete the segments that no checkpoint in `kept` refers to; none, if one of them cannot be read."""
+    try:
+        about = [files.read_json(checkpoint / "state.json") for checkpoint in kept]
+    except CheckpointError:
+        return
+    used = {name for each in about for rows in dict(each).get("rows", {}).values() for name, _ in rows.values()}
+    for path in [*folder.glob("rows-*.safetensors"), *folder.glob(".rows-*.tmp")]:
+        if path.name not in used:
+            path.unlink(missing_ok=True)
+
+
+def _written(folder: Path, segment: Segment) -> list[str]:
+    if segment.file is None or segment.file.parent != folder or not segment.file.exists():
+        building = folder / ".rows.safetensors"
+        segment.checksum = files.write_tensors(building, segment.flat)
+        segment.file = folder / f"rows-{segment.checksum[:32]}.safetensors"
+        building.rename(segment.file)
+        segment.release()
+    return [segment.file.name, segment.checksum]
+
+
+def _opened(folder: Path, about: dict[str, list[str]], home: Tensor, blank: Paged) -> Paged:
+    segments = {FIRST: blank.segments[FIRST]}
+    form = {name: (matrix.dtype, matrix.shape[1]) for name, matrix in segments[FIRST].flat.items()}
+    for number, (name, checksum) in about.items():
+        path = folder / name
+        files.check(path, checksum)
+        segment = Segment.mapped(path, checksum)
+        if {key: (matrix.dtype, matrix.shape[1]) for key, matrix in segment.flat.items()} != form:
+            raise ValueError(f"'{name}' has rows of another form")
+        segments[int(number)] = segment
+    numbers, rows = home.unbind(1)
+    sizes = torch.tensor([segments[n].size if n in segments else 0 for n in numbers.tolist()])
+    if home.shape != blank.home.shape or bool(((rows < 0) | (rows >= sizes)).any()):
+        raise ValueError("it refers to rows that are not there")
+    return Paged(blank.store, blank.first, home, segments)
