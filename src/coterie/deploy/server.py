@@ -247,7 +247,8 @@ class Rounds:
 
     def _collect(self, number: int, letters: dict[str, Envelope], training: frozenset[str]) -> dict[str, Answer]:
         asked = {name: request_digest(guard.read_header(letter)) for name, letter in letters.items()}
-        intake = Intake(self.ledger, number, asked, training, self.forms, self.server.rules.norm_bound)
+        now = self.server.method, self.sim.state.server
+        intake = Intake(self.ledger, *now, number, asked, training, self.forms, self.server.rules.norm_bound)
 
         def take(name: str, envelope: Envelope, header: Record) -> bool:
             intake.take(name, envelope, header)

@@ -122,6 +122,14 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
     def predict(self, task: Task, view: Mixture, x: Tensor) -> Tensor:
         return collaborators.predict_together(task, view, x)
 
+    def implausible(self, up: Up, examples: int) -> str | None:
+        owners, weight = up.steps.owners, up.steps.weight
+        if int(owners.min()) < 0 or int(owners.max()) >= len(up.losses.tracked):
+            return "steps for models that nobody owns"
+        if float(weight.min()) < 0 or float(weight.sum()) > 1 + 1e-4:
+            return f"posterior weights that add up to {float(weight.sum()):g}"
+        return "losses below 0" if min(float(each.min()) for each in up.losses[:2]) < 0 else None
+
     def server_info(self, server: Server) -> Info:
         itself = torch.eye(len(server.keys), dtype=torch.bool)
         return {"collaboration": collaborators.posterior(server.losses.tracked, server.losses.visited | itself)}

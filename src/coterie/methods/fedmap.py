@@ -28,6 +28,7 @@ Deviations, all options:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -42,6 +43,8 @@ from coterie.method import Info, Method, Population
 from coterie.priors import Family, Gamma, Prior, Rate, make
 from coterie.task import Task
 from coterie.tree import Params
+
+SLACK = 0.01  # of a log-weight: the rounding of many small terms
 
 
 class Server(NamedTuple):
@@ -119,6 +122,13 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
 
     def personalize(self, task: Task, client: Client, down: Gamma, batches: Batches) -> Params:
         return self._theta(client, down)
+
+    def implausible(self, up: Up, examples: int) -> str | None:
+        """Neither L nor R is below 0, so no omega is above 1 (but for rounding)."""
+        most = math.log(examples) if self.weighting == "samples" else 0.0
+        if float(up.log_weight) > most + SLACK:
+            return f"a log-weight of {float(up.log_weight):g}, where at most {most:g} is possible"
+        return None
 
     def server_info(self, server: Server) -> Info:
         return {"weight": server.weight}
