@@ -1,7 +1,7 @@
 """A trivial round on real processes: Coterie's FedAvg against Flower's own, in one run, on the same SuperNodes.
 
-    python benchmarks/flower_round.py                   4 sites, 3 rounds of each, as a ratio: under 3 minutes
-    python benchmarks/flower_round.py --sites 2 --rounds 2
+    python benchmarks/flower_round.py                   4 sites, 2 rounds of each, as a ratio: under 3 minutes
+    python benchmarks/flower_round.py --sites 2 --rounds 5
 
 Both send the same network (784-100-10, 318 kB) and train almost nothing, so that what is measured is what a round costs
 beside the work: messages, processes, polling. Both train and evaluate in every round. The first round of each is left
@@ -134,7 +134,7 @@ def flower_bytes(envelope: tuple[bytes, bytes, bytes]) -> int:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=4, choices=range(1, len(NAMES) + 1))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each side")
     asked = parser.parse_args(argv)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))

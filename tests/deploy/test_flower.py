@@ -262,45 +262,6 @@ def test_one_dead_site_does_not_stop_the_others(tmp_path):
     assert rows[2]["participants"] == list(names[:2])
 
 
-@pytest.mark.slow
-def test_in_rays_simulation_the_bits_are_the_simulators(tmp_path):
-    pytest.importorskip("ray", reason="needs pip install 'coterie[ray]'")
-    setup, out = part_of(deployed("fedamp"), 3), tmp_path / "run"
-    rules = {"sites": 3, "names": ",".join(setup.federation.names), "out": str(out), "joining": 300.0}
-    folder = app_folder.write(tmp_path / "app", setup.config, rules)
-    code = f"""
-from pathlib import Path
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
-from coterie.deploy.flower import run_server
-from coterie.deploy.up import app_config
-from coterie.flower import client_app
-flat = app_config(Path({str(folder)!r}))
-server, client, ours = ServerApp(), ClientApp(), client_app()
-server.main()(lambda grid, context: run_server(grid, flat, None))
-def answer(message, context):
-    context.run_config = flat
-    return ours(message, context)
-client.train()(answer)
-client.query()(answer)
-run_simulation(server, client, num_supernodes=3)
-"""
-    log = tmp_path / "log"
-    env = processes.environment(tmp_path / "home", {"COTERIE_SITES": str(tmp_path / "sites"), "OMP_NUM_THREADS": "1"})
-    process = processes.Process([sys.executable, "-c", code], log, env, tmp_path)
-    try:
-        limit = time.monotonic() + 600
-        while process.running and time.monotonic() < limit:
-            time.sleep(1)
-    finally:
-        process.stop()
-    assert (out / "summary.json").exists(), process.tail(40)
-    sim = simulate(setup)
-    kept, _ = RunFolder(out).load(3, type(sim.state)(sim.state.server, ()))
-    assert same(kept.server, sim.state.server)
-
-
 def test_the_data_set_has_the_clients_that_sites_are(tmp_path):
     """A node of a simulation is the client at its partition's place."""
     from coterie.deploy.sitedata import site_data, site_name

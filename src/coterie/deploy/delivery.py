@@ -45,8 +45,11 @@ class Delivery:
         self._post(letters)
         until, tries, invited = self.transport.now() + self.rules.deadline, 1, self.transport.now()
         while True:
-            for address, envelope in self.transport.poll(POLL):
+            arrived = self.transport.poll(POLL)
+            for address, envelope in arrived:
                 self._arrived(number, address, envelope)
+            if arrived:
+                self.ledger.show(self.out, self.ledger.stage())
             enough = len(self.done & counted) >= need
             if enough and not self.waiting - self.silent:
                 break
@@ -80,7 +83,7 @@ class Delivery:
             standing = self.ledger.sites[name]
             standing.state, standing.bytes_down = "working", standing.bytes_down + letter.nbytes
         self.silent.update(letters.keys() - there.keys())
-        self.ledger.show(self.out, f"round {self.ledger.round + 1}")
+        self.ledger.show(self.out, self.ledger.stage())
 
     def _arrived(self, number: int, address: str, envelope: Envelope | None) -> None:
         name = self.joining.name_at(address)

@@ -70,6 +70,7 @@ class Server:
             ledger.save(self.out)
         joining.wait(self.out)
         rounds = Rounds.begin(self, ledger, joining, folder)
+        ledger.rounds, ledger.metric = self.config.rounds, rounds.setup.metric
         ledger.save(self.out)
         for number in range(ledger.round + 1, self.config.rounds + 2):
             rounds.play(number)
@@ -335,7 +336,7 @@ class Rounds:
     def _tell(self, number: int, answers: Mapping[str, Answer], training: frozenset[str]) -> None:
         for name, answer in answers.items():
             standing = self.ledger.sites[name]
-            standing.state, standing.round, standing.seen = "answered", number, time.time()
+            standing.state, standing.round = "answered", min(number, self.config.rounds)
             told = answer.metrics.get("own", {}).get("validation", {}).get(self.setup.metric)
             standing.metric = standing.metric if told is None else told
             for round, sender, code in answer.refused:
