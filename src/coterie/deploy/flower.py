@@ -58,8 +58,10 @@ def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -
     server = Server(config, method, chosen, transport, key, out, deploy.rules(), known, say)
     try:
         server.run(ledger)
-    except CoterieError as error:
-        files.write_json(out / "error.json", {"error": str(error)})
+    except Exception as error:
+        known = isinstance(error, CoterieError)
+        told = str(error) if known else f"{type(error).__name__}: {error} (the ServerApp's log has more)"
+        files.write_json(out / "error.json", {"error": told})
         raise
     say(f"written to {out}")
 

@@ -4,6 +4,7 @@ sites. RUN/deployment.json is the commit of a round; RUN/sites.json is for peopl
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import time
 from pathlib import Path
@@ -97,5 +98,5 @@ class Ledger:
         told = {"run": self.run, "round": min(self.round, self.rounds), "rounds": self.rounds, "metric": self.metric}
         files.write_json(
             out / "sites.json",
-            {**told, "doing": doing, "finished": self.finished, "sites": table, "time": time.time()},
+            {**told, "doing": doing, "finished": self.finished, "sites": table, "time": time.time(), "pid": os.getpid()},
         )
