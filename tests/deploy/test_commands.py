@@ -58,8 +58,8 @@ def test_certs_are_made_once_and_private_keys_are_private(tmp_path):
     ca, server = (x509.load_pem_x509_certificate((place / f"{name}.crt").read_bytes()) for name in ("ca", "server"))
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]
-    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "127.0.0.1"]
     keys = read_keyring(place / "keys")
     assert keys["aachen"] == read_identity(place / "sites" / "aachen.key").public
     before = (place / "sites" / "aachen.key").read_bytes()

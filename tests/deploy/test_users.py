@@ -1,4 +1,4 @@
-"""As users do it: commands in real processes, on loopback, each with a time limit, stopped by their ids. Minutes: slow."""
+"""As users do it: commands in real processes, on loopback, with time limits, stopped by their ids. Minutes, so slow."""
 
 import csv
 import json

@@ -98,5 +98,12 @@ class Ledger:
         told = {"run": self.run, "round": min(self.round, self.rounds), "rounds": self.rounds, "metric": self.metric}
         files.write_json(
             out / "sites.json",
-            {**told, "doing": doing, "finished": self.finished, "sites": table, "time": time.time(), "pid": os.getpid()},
+            {
+                **told,
+                "doing": doing,
+                "finished": self.finished,
+                "sites": table,
+                "time": time.time(),
+                "pid": os.getpid(),
+            },
         )

@@ -9,7 +9,6 @@ round, so that each site writes its model, at its own place.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -53,7 +53,7 @@ class Federation:
         return self.work / "home"
 
     def start(self) -> None:
-        certs.make(self.work / "certs", [LOCAL, "localhost"], self.names, days=30)
+        certs.make(self.work / "certs", [LOCAL], self.names, days=30)
         self.start_superlink()
         for name in self.names:
             public = self.work / "certs" / "sites" / f"{safe_name(name)}.key.pub"

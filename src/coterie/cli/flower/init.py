@@ -48,7 +48,10 @@ def init(
         console, quoted = stdout(), shlex.quote(str(out))
         say(console, f"Written to {out}: {config.method} on {config.data}, {config.rounds} rounds, {sites} sites")
         if _own(config.data):
-            say(console, "Each site:    coterie site --data FILE --superlink HOST:PORT --root-certificates ... --key ...")
+            say(
+                console,
+                "Each site:    coterie site --data FILE --superlink HOST:PORT --root-certificates ... --key ...",
+            )
         else:
             say(console, f"Simulate it:  flwr run {quoted} local --stream --federation-config num-supernodes={sites}")
         say(console, f"Deploy it:    flwr run {quoted} SUPERLINK --stream   (docs/deploy.md)")

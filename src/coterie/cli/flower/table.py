@@ -31,7 +31,8 @@ class Changes:
     """One line whenever a round is closed or a message was refused."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._last = console, ""
+        self._console = console
+        self._said: set[str] = set()  # no line comes twice
 
     def __call__(self, told: Told) -> None:
         sites, closed = told["sites"], told["round"]
@@ -44,8 +45,8 @@ class Changes:
         words += [f"silent: {', '.join(silent)}"] if silent else []
         words += [f"refused from {name}: {_counts(codes)}" for name, codes in refused.items()]
         line = "; ".join(words)
-        if line and line != self._last:
-            self._last = line
+        if line and line not in self._said:
+            self._said.add(line)
             say(self._console, line)
 
 
