@@ -94,7 +94,7 @@ def test_the_table_of_sites(capsys):
     console = Console(width=200, markup=False)
     console.print(site_table(TABLE))
     told = capsys.readouterr().out
-    for words in ("aachen", "silent", "0.500", "1.20 MB", "2 late", "last seen", "accuracy"):
+    for words in ("aachen", "silent", "0.500", "1.20 MB", "0.9 kB", "2 late", "last seen", "accuracy"):
         assert words in told
     changes = Changes(console)
     changes(TABLE)

@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from coterie import tree
 from coterie.data import load as load_data
 from coterie.deploy import app as app_folder
-from coterie.deploy import processes, settings
+from coterie.deploy import flower, processes, settings
 from coterie.deploy.flower import run_server, server_app
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.up import app_config, collect, federation, local_settings, part_of, up, wait
@@ -134,6 +134,16 @@ def test_what_goes_wrong_before_there_is_a_site_sends_no_words(tmp_path, capsys)
     assert not any("Miller" in str(reply) for _, reply in grid.sizes)
     assert "patient Miller" in capsys.readouterr().out
     assert "0 of 4" in json.loads((tmp_path / "run" / "error.json").read_text())["error"]
+
+
+def test_two_servers_do_not_write_into_one_folder(tmp_path, monkeypatch):
+    _, grid, run_config = play("fedavg", tmp_path)
+    monkeypatch.setattr(flower, "LEAVING", 0.1)
+    with flower.only_one(tmp_path / "run"), pytest.raises(CoterieError, match="another server is at work"):
+        run_server(grid, run_config, net)
+    assert not (tmp_path / "run" / "deployment.json").exists()
+    with flower.only_one(tmp_path / "run"):
+        pass  # free again
 
 
 def test_an_app_says_all_and_reads_itself_back(tmp_path):

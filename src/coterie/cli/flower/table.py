@@ -56,14 +56,26 @@ def site_table(told: Told) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("site")
     table.add_column("state")
-    for name in ("round", "last seen", "loss", told["metric"] or "metric", "sent", "received", "refused"):
+    for name in (
+        "round",
+        "last seen",
+        "loss",
+        (told["metric"] or "metric").replace("_", " "),
+        "sent",
+        "received",
+        "refused",
+    ):
         table.add_column(name, justify="right")
     for name, each in told["sites"].items():
         seen = f"{max(0.0, time.time() - each['seen']):.0f} s ago" if each["seen"] else "-"
         numbers = ["-" if each[key] is None else f"{each[key]:.3f}" for key in ("loss", "metric")]
-        size = [f"{each[key] / 1e6:.2f} MB" for key in ("bytes_up", "bytes_down")]
+        size = [_bytes(each[key]) for key in ("bytes_up", "bytes_down")]
         table.add_row(name, each["state"], str(each["round"]), seen, *numbers, *size, _counts(each["refused"]) or "0")
     return table
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def _counts(refused: dict[str, int]) -> str:
