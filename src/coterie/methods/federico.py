@@ -76,7 +76,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
     prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
     law_contexts: ClassVar = ({"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},)
-    onboard = collaborators.join
+    onboard, implausible = collaborators.join, collaborators.implausible
 
     def init_server(self, params: Params, population: Population) -> Server:
         size, task = population.size, population.task
@@ -121,14 +121,6 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
 
     def predict(self, task: Task, view: Mixture, x: Tensor) -> Tensor:
         return collaborators.predict_together(task, view, x)
-
-    def implausible(self, up: Up, examples: int) -> str | None:
-        owners, weight = up.steps.owners, up.steps.weight
-        if int(owners.min()) < 0 or int(owners.max()) >= len(up.losses.tracked):
-            return "steps for models that nobody owns"
-        if float(weight.min()) < 0 or float(weight.sum()) > 1 + 1e-4:
-            return f"posterior weights that add up to {float(weight.sum()):g}"
-        return "losses below 0" if min(float(each.min()) for each in up.losses[:2]) < 0 else None
 
     def server_info(self, server: Server) -> Info:
         itself = torch.eye(len(server.keys), dtype=torch.bool)

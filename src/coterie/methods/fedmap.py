@@ -28,7 +28,6 @@ Deviations, all options:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -40,11 +39,9 @@ from coterie import tree
 from coterie.batches import Batches
 from coterie.local import Adam, Optimizer, mean_loss, train
 from coterie.method import Info, Method, Population
-from coterie.priors import Family, Gamma, Prior, Rate, make
+from coterie.priors import Family, Gamma, Prior, Rate, make, overweight
 from coterie.task import Task
 from coterie.tree import Params
-
-SLACK = 0.01  # of a log-weight: the rounding of many small terms
 
 
 class Server(NamedTuple):
@@ -81,6 +78,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     tau: Annotated[float, Field(gt=0, description="laplace: width of the rounded tip over the scale b")] = 0.01
     nu: Annotated[float, Field(gt=0, description="student-t: degrees of freedom")] = 4.0
 
+    implausible = overweight
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = tuple(
         {"prior": prior} for prior in ("gaussian-learned", "laplace", "student-t")
     )
@@ -122,13 +120,6 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
 
     def personalize(self, task: Task, client: Client, down: Gamma, batches: Batches) -> Params:
         return self._theta(client, down)
-
-    def implausible(self, up: Up, examples: int) -> str | None:
-        """Neither L nor R is below 0, so no omega is above 1 (but for rounding)."""
-        most = math.log(examples) if self.weighting == "samples" else 0.0
-        if float(up.log_weight) > most + SLACK:
-            return f"a log-weight of {float(up.log_weight):g}, where at most {most:g} is possible"
-        return None
 
     def server_info(self, server: Server) -> Info:
         return {"weight": server.weight}
