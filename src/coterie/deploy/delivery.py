@@ -1,7 +1,7 @@
 """Sending a round's messages and waiting for the answers: until all are there or, at the deadline, a quorum is.
 
-A site that was silent last time is sent its message, but not waited for. One that fails, or comes back under another
-address, is sent its message again: it goes on from its own disk.
+A site that was silent last time is sent its message, but not waited for. One that fails is sent its message again, a
+few times; one that is gone, when it is back: it goes on from its own disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 from coterie.errors import CoterieError
 
-AGAIN = 2  # times a message is sent again to a site that failed
+AGAIN = 2  # times a message is sent again to a site that failed, though it is there
+PAUSE = 1.0  # seconds before that, times the number of failures
 POLL = 0.25
 INVITE = 3.0
 KEPT_WAITING = {"late", "replay", "wrong-round", "wrong-run"}  # says nothing about the answer still to come
@@ -38,6 +39,7 @@ class Delivery:
     waiting: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)  # when a message is sent again
 
     def run(self, number: int, letters: dict[str, Envelope], take: Take, counted: frozenset[str], need: int) -> None:
         self.letters, self.take = letters, take
@@ -54,6 +56,7 @@ class Delivery:
             if enough and not self.waiting - self.silent:
                 break
             now = self.transport.now()
+            self._send_again(now)
             if now >= until:
                 if enough:
                     break
@@ -129,7 +132,16 @@ class Delivery:
     def _failed(self, name: str, state: str) -> None:
         self.ledger.sites[name].state = state
         self.failures[name] = self.failures.get(name, 0) + 1
-        if self.failures[name] <= AGAIN and name in self.joining.addresses:
-            self._post({name: self.letters[name]})
-        else:
-            self.waiting.discard(name)
+        self.due[name] = self.transport.now() + PAUSE * self.failures[name]
+
+    def _send_again(self, now: float) -> None:
+        late = [name for name, when in self.due.items() if when <= now]
+        reachable = self.transport.addresses() if late else set()
+        for name in late:
+            del self.due[name]
+            if name not in self.waiting or self.joining.addresses.get(name) not in reachable:
+                continue  # gone: when it is back, it joins again, and is sent its message then
+            if self.failures[name] <= AGAIN:
+                self._post({name: self.letters[name]})
+            else:
+                self.waiting.discard(name)
