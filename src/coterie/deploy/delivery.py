@@ -68,6 +68,7 @@ class Delivery:
                     )
                 tries, until = tries + 1, now + self.rules.deadline
                 self.failures.clear()
+                self.due.clear()
                 self.waiting = set(letters) - self.done
                 self._post({name: letters[name] for name in self.waiting})
             if now - invited >= INVITE:
