@@ -41,9 +41,10 @@ def main(grid, context):
     sites, rounds = context.run_config["sites"], context.run_config["rounds"]
     while len(list(grid.get_node_ids())) < sites:
         time.sleep(0.5)
-    strategy = FedAvg(min_train_nodes=sites, min_evaluate_nodes=sites, min_available_nodes=sites)
+    everybody = dict(min_train_nodes=sites, min_evaluate_nodes=sites, min_available_nodes=sites)
+    strategy, first = FedAvg(**everybody), FedAvg(fraction_evaluate=0.0, **everybody | {"min_evaluate_nodes": 0})
     arrays = ArrayRecord(network((784,), 10).state_dict())
-    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    first.start(grid=grid, initial_arrays=arrays, num_rounds=1)
     begin = time.monotonic()
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
     seconds = (time.monotonic() - begin) / rounds
