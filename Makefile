@@ -37,8 +37,11 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/class_moments.py
+	$(BIN)/python benchmarks/server_steps.py
 	$(BIN)/python benchmarks/flower_round.py
 	$(BIN)/python benchmarks/data_path.py
+	$(BIN)/python benchmarks/seeds.py
+	$(BIN)/python benchmarks/choice.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

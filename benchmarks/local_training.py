@@ -54,7 +54,7 @@ from coterie.data.federation import Split
 from coterie.engine import Engine, chunk_size
 from coterie.engine.engine import cores
 from coterie.engine.workers import can_fork
-from coterie.experiment.run import Silent, _engine
+from coterie.experiment.pick import Begin, pick_engine
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 from coterie.models import Factory, cnn, mlp
@@ -140,7 +140,8 @@ class Ours:
 
     def choose(self) -> Engine:
         """What `coterie run` would do."""
-        return _engine(self.setup, self.sim, None, self.setup.config.rounds, Silent())
+        begun = Begin(self.setup, self.sim, None, self.setup.config.rounds)
+        return pick_engine([begun], begun.probe, lambda _: None)
 
     def round(self, engine: Engine) -> None:
         self.done += 1

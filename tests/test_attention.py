@@ -25,6 +25,15 @@ def test_pairs_are_those_of_a_loop(monkeypatch, piece):
     torch.testing.assert_close(attention.cosines(models), cosines)
 
 
+def test_what_is_mirrored_is_what_would_have_been_computed():
+    """More rows than a block has; (i, j) and (j, i) are the same number."""
+    models = rows(150, torch.float32)
+    x = flat(models)
+    for found in (attention.squared_distances(models), attention.cosines(models)):
+        assert torch.equal(found, found.T)
+    torch.testing.assert_close(attention.squared_distances(models), ((x[:, None] - x[None]) ** 2).sum(2))
+
+
 def test_close_models_far_from_the_origin_keep_their_distances():
     """Without centring, ||w||^2 = 3e9 is rounded to 5e-7, which distances of 1e-2 would show in the fifth digit."""
     models = tree.map(lambda leaf: 1e4 + 0.02 * leaf, rows())

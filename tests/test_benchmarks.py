@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +84,38 @@ def test_the_data_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert "times as fast as DataLoaders" in capsys.readouterr().out
     monkeypatch.setattr(module, "loading", lambda: {**told, "after": 5e8})
     assert module.main(["--quick"]) == 1
+
+
+def test_the_server_steps(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = Path(__file__).parent.parent / "benchmarks" / "server_steps.py"
+    spec = importlib.util.spec_from_file_location("server_steps", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "server_steps", module)
+    spec.loader.exec_module(module)
+    assert module.main(["--quick", "--json", str(tmp_path / "told.json")]) == 0
+    assert "FedAMP" in capsys.readouterr().out
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert [sorted(each) for each in told["targets"]] == [["name", "reached", "target", "value"]] * 6
+    assert all(len(row) == len(told["columns"]) for row in told["rows"])
+    # Without --quick, a target that is missed is an error; here with nothing to do but miss it.
+    for name in ("attention", "gaussians", "means"):
+        monkeypatch.setattr(module, name, lambda told, *_: told.target("speed", 1.0, 2.0, reached=False))
+    monkeypatch.setattr(module, "matmul_rate", lambda *_: 1.0)
+    assert module.main([]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seeds", "choice"])
+def test_seeds_and_choice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    assert module.main(["--quick", "--json", str(tmp_path / "told.json")]) == 0
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert all(len(row) == len(told["columns"]) for row in told["rows"])
+    assert [target["name"] for target in told["targets"]] == [case.name for case in module.CASES]

@@ -49,6 +49,14 @@ def finished(tmp_path_factory):
     return out, cli("run", *TINY, "--out", out)
 
 
+def test_profile_tells_where_the_time_went():
+    told = cli("run", *TINY, "--out", "there", "--profile", "--no-reference", "--quiet").output
+    assert "Where the time went" in told
+    assert all(f"│ {name} " in told for name in ("gather", "train", "evaluate", "aggregate", "write", "all"))
+    assert "of the rounds' time" in told.lower()
+    assert json.loads(Path("there/trace.json").read_text())["traceEvents"]
+
+
 # What there is
 
 

@@ -35,7 +35,8 @@ def data(channels: int) -> tuple[Tensor, Tensor, Tensor]:
     ],
     ids=str,
 )
-def test_equals_conv2d_with_its_gradients(channels: int, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_equals_conv2d_with_its_gradients(channels: int, options: dict[str, Any], alone: bool) -> None:
     def run() -> list[Tensor]:
         inputs = [value.requires_grad_() for value in data(channels)]
         used = inputs if "bias" not in options else inputs[:2]
@@ -44,7 +45,7 @@ def test_equals_conv2d_with_its_gradients(channels: int, options: dict[str, Any]
         return [out, *torch.autograd.grad((out * weights).sum(), used)]
 
     expected = run()
-    with FewChannelConvolution():
+    with FewChannelConvolution(alone):
         got = run()
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -52,7 +53,7 @@ def test_equals_conv2d_with_its_gradients(channels: int, options: dict[str, Any]
 
 def test_takes_arguments_by_name() -> None:
     x, weight, bias = data(1)
-    with FewChannelConvolution():
+    with FewChannelConvolution(alone=False):
         got = F.conv2d(input=x, weight=weight, bias=bias)
     torch.testing.assert_close(got, F.conv2d(x, weight, bias), rtol=1e-5, atol=1e-5)
 
@@ -79,7 +80,7 @@ class Convolutions(TorchDispatchMode):
     ids=str,
 )
 def test_only_plain_calls_on_few_channels_are_replaced(module: nn.Conv2d, replaced: bool) -> None:
-    with Convolutions() as plain, FewChannelConvolution():
+    with Convolutions() as plain, FewChannelConvolution(alone=False):
         module(torch.ones(1, module.in_channels, 5, 5))
     assert plain.count == (0 if replaced else 1)
 
@@ -87,5 +88,5 @@ def test_only_plain_calls_on_few_channels_are_replaced(module: nn.Conv2d, replac
 def test_other_operations_are_left_alone() -> None:
     x = torch.randn(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     pooled = F.max_pool2d(x.relu(), 2)
-    with FewChannelConvolution():
+    with FewChannelConvolution(alone=False):
         assert torch.equal(F.max_pool2d(x.relu(), 2), pooled)

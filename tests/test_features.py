@@ -90,6 +90,24 @@ def test_low_rank_product_equals_the_dense_product():
         torch.testing.assert_close(found[k], torch.linalg.solve(sum(precision), pull).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1e-6])
+def test_the_smaller_matrix_gives_what_the_larger_one_would(alpha):
+    """Of class 0 there are 9 rows in 6 dimensions, of class 1 four, of class 2 none, and nobody has class 3."""
+    draw = torch.Generator().manual_seed(0)
+    owner = torch.tensor([[0, 0, 0, 0, 1, NOBODY, NOBODY], [1, 1, 0, 0, 0, 0, 0], [1, *[NOBODY] * 6]])
+    rows = torch.randn(3, 7, DIM, generator=draw) * (owner != NOBODY)[..., None]
+    count, mean = torch.tensor([[5, 2, 0, 0], [6, 3, 1, 0], [0, 2, 4, 0.0]]), torch.randn(3, 4, DIM, generator=draw)
+    found = features.product_of_gaussians(count, mean, Factor(rows, owner), alpha)
+    assert bool(found.isfinite().all())
+    for k in range(3):
+        total, pull = torch.zeros(DIM, DIM).double(), torch.zeros(DIM).double()
+        for n in (count[:, k] > 0).nonzero().flatten():
+            v = rows[n][owner[n] == k].double()
+            lam = v.T @ v + alpha * torch.eye(DIM).double()
+            total, pull = total + lam, pull + lam @ mean[n, k].double()
+        torch.testing.assert_close(found[k].double(), torch.linalg.solve(total, pull), rtol=1e-5, atol=1e-5)
+
+
 def test_who_has_no_example_adds_nothing_and_who_has_one_adds_alpha():
     count, mean, factor = moments()
     base = features.product_of_gaussians(count, mean, factor, 2.0)
@@ -104,7 +122,7 @@ def test_who_has_no_example_adds_nothing_and_who_has_one_adds_alpha():
     torch.testing.assert_close(base[2], expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_pooled_is_one_covariance_within_classes():
+def test_pooled_is_one_covariance_within_classes(monkeypatch):
     count, mean, factor = moments(pooled=True)
     precision = []
     for n in range(len(HAS)):
@@ -114,6 +132,8 @@ def test_pooled_is_one_covariance_within_classes():
         rows = factor.rows[n].double()
         torch.testing.assert_close(rows.T @ rows, precision[n], rtol=1e-4, atol=1e-4)
     found = features.product_of_gaussians(count, mean, factor, 1.0, pooled=True)
+    monkeypatch.setattr(features, "AT_ONCE", 1)  # one client after the other
+    torch.testing.assert_close(features.product_of_gaussians(count, mean, factor, 1.0, pooled=True), found)
     lam = [precision[n] + torch.eye(DIM).double() for n in (0, 1)]  # the holders of class 0
     expected = torch.linalg.solve(sum(lam), sum(p @ mean[n, 0].double() for n, p in enumerate(lam)))
     torch.testing.assert_close(found[0], expected.float(), rtol=1e-4, atol=1e-4)

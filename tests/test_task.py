@@ -13,6 +13,7 @@ from torch.func import grad
 
 from coterie import tree
 from coterie.batches import Batch
+from coterie.decode import Decode
 from coterie.task import Task, make_task
 
 
@@ -256,3 +257,36 @@ def test_make_task_returns_a_task_that_fits() -> None:
 def test_make_task_errors(module: nn.Module, num_classes: int, width: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_task(module, "classification", num_classes, normal(7, width))
+
+
+def test_tasks_are_equal_where_only_the_values_differ() -> None:
+    def task(*sizes: int, act: Any = nn.ReLU, **options: Any) -> Task:
+        layers = [nn.Linear(sizes[0], sizes[1]), act(), nn.BatchNorm1d(sizes[1]), nn.Linear(sizes[1], sizes[2])]
+        return Task(nn.Sequential(*layers), num_classes=2, **options)
+
+    one, other = task(4, 3, 2), task(4, 3, 2)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert not torch.equal(one.init()["0.weight"], other.init()["0.weight"])
+    for different in (
+        task(4, 3, 2, act=nn.Tanh),
+        task(4, 5, 2),
+        task(4, 3, 2, loss=lambda out, y: out.sum(1)),
+        task(4, 3, 2, decode=Decode()),
+        one.beginning(one.init(), only=frozenset({"0.weight"})),
+    ):
+        assert one != different
+
+
+def test_a_module_with_something_of_its_own_equals_no_other() -> None:
+    class Own(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.own = torch.ones(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.own)
+
+    one = Task(Own())
+    assert one == one
+    assert one != Task(Own())

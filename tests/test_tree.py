@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie import tree
 
@@ -153,6 +154,24 @@ def test_mean_ignores_order_and_scale_of_weights(population: Any, order: list[in
     )
     np.testing.assert_allclose(permuted, mean, rtol=0, atol=1e-5)
     np.testing.assert_allclose(scaled, mean, rtol=0, atol=1e-5)
+
+
+def test_mean_makes_nothing_of_the_clients_size() -> None:
+    """It reads each model where it lies: no operation on the way gives more numbers than one model has."""
+    made: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            mine = {value.untyped_storage().data_ptr() for value in args if isinstance(value, Tensor)}
+            if isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in mine:
+                made.append(out.numel())
+            return out
+
+    population = {"a": torch.ones(50, 8, 100), "b": torch.ones(50, 100)}
+    with Watch():
+        tree.mean(population, torch.rand(50) + 1)
+    assert max(made) == 800
 
 
 def test_mean_of_equal_counters_is_that_counter() -> None:

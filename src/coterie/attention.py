@@ -16,7 +16,8 @@ from coterie import tree
 from coterie.method import Newcomer
 from coterie.tree import Params
 
-PIECE_BYTES = 64 * 2**20  # of parameters in float64 at once
+PIECE_BYTES = 32 * 2**20  # of parameters in float64 at once: about what a processor's cache holds
+BLOCKS = 8  # of rows; the products of a block with those before it are known by symmetry
 
 
 def squared_distances(rows: Params) -> Tensor:
@@ -44,19 +45,17 @@ def others(heard: Tensor) -> Tensor:
     return heard[None, :] & ~torch.eye(len(heard), dtype=torch.bool, device=heard.device)
 
 
-def typical(pairwise: Tensor, heard: Tensor) -> float:
-    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard.
+def typical(pairwise: Tensor, heard: Tensor) -> Tensor:
+    """The median of a symmetric nonnegative [clients, clients] matrix over pairs i < j of clients that were heard, [].
 
     With one heard, it is over the pairs with that one. Where it is 0 (most clients agree) it is the mean, and 1 where
     there is no difference at all.
     """
-    known = pairwise[heard][:, heard]
-    pairs = known[torch.triu(torch.ones_like(known, dtype=torch.bool), 1)]
-    if len(pairs) == 0:
-        pairs = pairwise[:, heard].flatten()
-    if len(pairs) == 0 or not bool(pairs.max() > 0):
-        return 1.0
-    return float(pairs.median()) or float(pairs.mean())
+    pairs = torch.triu(heard[:, None] & heard[None, :], 1)
+    pairs = torch.where(pairs.any(), pairs, heard[None, :].expand_as(pairs))
+    values = torch.where(pairs, pairwise, torch.nan)
+    median, mean = values.flatten().nanmedian(), values.nanmean()  # NaN where nobody was heard
+    return torch.where(median > 0, median, torch.where(mean > 0, mean, 1.0))
 
 
 def with_self(weights: Tensor) -> Tensor:
@@ -72,7 +71,7 @@ def combine(xi: Tensor, rows: Params) -> Params:
 
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
-        dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+        dtype = leaf.dtype if leaf.is_floating_point() else weights.dtype
         out = (weights.to(dtype) @ flat.to(dtype))[: len(xi)].reshape(len(xi), *leaf.shape[1:])
         return out if leaf.is_floating_point() else out.round().to(leaf.dtype)
 
@@ -100,12 +99,18 @@ def join(aggregate: Callable[[Any, Tensor, Params], Heard], newcomer: Newcomer, 
 
 
 def _gram(rows: Params, centre: bool) -> Tensor:
+    """sum over parameters of X X', exactly symmetric; nearly half of it is not computed but mirrored."""
     size = len(next(iter(rows.values())))
     width = max(1, PIECE_BYTES // (8 * size))
-    total = torch.zeros(size, size, dtype=torch.float64, device=next(iter(rows.values())).device)
+    total = tree.wide(next(iter(rows.values())).new_zeros(size, size))
+    starts = range(0, size, max(64, -(-size // BLOCKS)))
     for leaf in rows.values():
         for piece in torch.split(leaf.reshape(size, -1), width, dim=1):
-            x = piece.double()
-            x = x - x.mean(0) if centre else x
-            total = total + x @ x.T
-    return total
+            x = tree.wide(piece)
+            if centre:
+                x = x - x.mean(0)
+            for start in starts:
+                rest = slice(start, size)
+                block = slice(start, start + starts.step)
+                total[block, rest].addmm_(x[block], x[rest].T)
+    return total.triu() + total.triu(1).T

@@ -52,11 +52,11 @@ def epsilon_greedy(losses: Losses, epsilon: float, rng: torch.Generator, ids: Te
     One coin a client: with probability `epsilon` the order is random, else those never visited come first (in random
     order), then those of the lowest loss. Draws are a hash of (one draw of `rng`, the clients' keys).
     """
-    seed = torch.randint(2**62, (), generator=rng)
+    seed = torch.randint(2**62, (), generator=rng, device=rng.device).to(keys.device)  # the same draw on every device
     own, others = keys[ids][:, None], keys[None]
     coin, order, tie = uniform(seed, own), uniform(seed + 1, own, others), uniform(seed + 2, own, others)
-    greedy = torch.where(losses.visited, -losses.tracked.double(), 1e9 + tie.double())
-    return torch.where(coin < epsilon, order.double(), greedy)
+    greedy = torch.where(losses.visited, -tree.wide(losses.tracked), 1e9 + tree.wide(tie))
+    return torch.where(coin < epsilon, tree.wide(order), greedy)
 
 
 def choose(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def step_owners(
 
     def at_owner(values: Tensor) -> Tensor:
         rows = values.flatten(0, 1)
-        return torch.zeros(size, *rows.shape[1:], dtype=rows.dtype).index_add(0, owners, rows)
+        return rows.new_zeros(size, *rows.shape[1:]).index_add(0, owners, rows)
 
     total, sums, moved = tree.map(at_owner, (steps.weight, steps.trained, steps.buffers))
     trained, rest = ({name: models[name] for name in part} for part in (sums, moved))

@@ -19,17 +19,25 @@ FEW = 3
 
 
 class FewChannelConvolution(TorchFunctionMode):
-    """Replaces plain `conv2d` calls (stride 1, no dilation, one group) on inputs of at most `FEW` channels."""
+    """Replaces plain `conv2d` calls (stride 1, no dilation, one group) on inputs of at most `FEW` channels.
+
+    Others, where there is one client, get their channels last.
+    """
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.alone = alone
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.conv2d:
-            return _conv2d(*args, **(kwargs or {}))
+            return _conv2d(self.alone, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 def _conv2d(
+    alone: bool,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -41,6 +49,8 @@ def _conv2d(
     x = input
     plain = stride in (1, (1, 1)) and dilation in (1, (1, 1)) and groups == 1 and not isinstance(padding, str)
     if not plain or x.ndim != 4 or x.shape[1] > FEW:
+        if alone and x.ndim == 4:
+            x, weight = (value.contiguous(memory_format=torch.channels_last) for value in (x, weight))
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     high, wide = (padding, padding) if isinstance(padding, int) else (padding[0], padding[-1])
     if high or wide:

@@ -20,9 +20,10 @@ from torch import Tensor
 from coterie.batches import Batch, Batches
 from coterie.scan import scan
 from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.tree import Params, Tree, wide
 
 NOBODY = -1
+AT_ONCE = 64 * 2**20  # bytes of clients' [dim, dim] matrices
 NOISE = 64 * torch.finfo(torch.float32).eps  # spread below this share of the largest feature is rounding, not spread
 
 
@@ -141,17 +142,17 @@ class _Factor(torch.autograd.Function):
 @torch.no_grad()
 def _factor(z: Tensor, y: Tensor, examples: int, room: int, rtol: float, pooled: bool) -> tuple[Tensor, Tensor]:
     known = (y != NOBODY).nonzero().flatten()[-examples:]
-    z, y, dim, dtype = z[known].double(), y[known], z.shape[1], z.dtype
+    z, y, dim, dtype = wide(z[known]), y[known], z.shape[1], z.dtype
     present = torch.bincount(y).nonzero().flatten().tolist()
     offsets = [z[y == label] - z[y == label].mean(0) for label in present]
     if pooled and offsets:
         offsets, present = [torch.cat(offsets)], [0]
     noise = (NOISE * float(z.abs().max())) ** 2 if len(z) else 0.0
     found = [_inverse_root(offset, rtol, noise) for offset in offsets]
-    owner = [torch.full((len(rows),), label) for rows, label in zip(found, present, strict=True)]
+    owner = [y.new_full((len(rows),), label) for rows, label in zip(found, present, strict=True)]
     free = room - sum(map(len, found))
     rows = torch.cat([*found, z.new_zeros(free, dim)]).to(dtype)
-    return rows, torch.cat([*owner, torch.full((free,), NOBODY)]).to(y)
+    return rows, torch.cat([*owner, y.new_full((free,), NOBODY)])
 
 
 def _inverse_root(offset: Tensor, rtol: float, noise: float) -> Tensor:
@@ -170,34 +171,68 @@ def product_of_gaussians(count: Tensor, mean: Tensor, factor: Factor, alpha: flo
 
     `count` is [clients, classes], `mean` [clients, classes, dim], `factor` has rows [clients, room, dim]. A client
     without a class has Lambda = 0 there. Returns [classes, dim]; what stands at a class that nobody has is meaningless.
+
+    With m_k the plain mean of the holders' means, d_n = mean_nk - m_k and a = alpha (number of holders),
+
+        centroid_k = m_k + (a I + V'V)^-1 V't = m_k + V' (a I + VV')^-1 t,    V = all rows of the class,  t = V d
+
+    (row by row, d of the row's own client; the alpha d_n add up to 0). Exact either way: the smaller matrix is solved,
+    in float64, since precisions of directions in which examples hardly differ exceed alpha by far.
     """
     here = count > 0
-    centroids = []
-    for k in range(count.shape[1]):
-        mine = mean[here[:, k], k].double()  # [holders, dim]
-        if not len(mine):
-            centroids.append(mean.new_zeros(mean.shape[2]))
-            continue
-        middle = mine.mean(0)  # solving for the distance from here costs fewer digits than for the mean itself
-        used = factor.owner[here[:, k]] == (0 if pooled else k)  # [holders, room]
-        rows, holder = factor.rows[here[:, k]][used].double(), used.nonzero()[:, 0]
-        precision = rows.T @ rows + alpha * len(mine) * torch.eye(mean.shape[2], dtype=torch.float64).to(rows)
-        pull = alpha * (mine - middle).sum(0) + rows.T @ (rows * (mine - middle)[holder]).sum(1)
-        step = torch.cholesky_solve(pull[:, None], torch.linalg.cholesky(precision))[:, 0]
-        centroids.append((middle + step).to(mean.dtype))
-    return torch.stack(centroids)
+    holders = here.sum(0)
+    middle = torch.where(here[..., None], wide(mean), 0.0).sum(0) / holders.clamp_min(1)[:, None]
+    away = torch.where(here[..., None], wide(mean) - middle, 0.0)  # [clients, classes, dim]
+    ridge = alpha * wide(holders.clamp_min(1))
+    step = (_pooled_steps if pooled else _steps)(factor, here, away, ridge)
+    return (middle + step).to(mean.dtype)
+
+
+def _steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> Tensor:
+    """[classes, dim]; each class has rows of its own, found by one sort."""
+    room, classes = factor.owner.shape[1], here.shape[1]
+    owner = factor.owner.flatten()
+    sizes = torch.bincount(owner + 1, minlength=classes + 1).tolist()  # NOBODY first
+    groups = torch.split(torch.argsort(owner, stable=True), sizes)[1:]
+    flat, steps = factor.rows.flatten(0, 1), []
+    for k, group in enumerate(groups):
+        client = group // room
+        rows = wide(flat[group])
+        t = (rows * away[client, k]).sum(1)
+        thin = len(rows) < rows.shape[1]
+        matrix = rows @ rows.T if thin else rows.T @ rows
+        root = torch.linalg.cholesky(matrix + ridge[k] * torch.eye(len(matrix)).to(matrix))
+        if thin:
+            steps.append(rows.T @ torch.cholesky_solve(t[:, None], root)[:, 0])
+        else:
+            steps.append(torch.cholesky_solve((rows.T @ t)[:, None], root)[:, 0])
+    return torch.stack(steps)
+
+
+def _pooled_steps(factor: Factor, here: Tensor, away: Tensor, ridge: Tensor) -> Tensor:
+    """[classes, dim]; a client's rows serve all its classes, so they are multiplied out once, [dim, dim] a client."""
+    dim = away.shape[2]
+    total, pull = away.new_zeros(here.shape[1], dim * dim), torch.zeros_like(away[0])
+    some = max(1, AT_ONCE // (8 * dim * dim))
+    for part in torch.split(torch.arange(len(here)), some):
+        rows = wide(factor.rows[part])
+        products = rows.mT @ rows  # [some, dim, dim]
+        total = total + wide(here[part]).T @ products.flatten(1)
+        pull = pull + (away[part] @ products).sum(0)
+    matrix = total.reshape(-1, dim, dim) + ridge[:, None, None] * torch.eye(dim).to(total)
+    return torch.cholesky_solve(pull[..., None], torch.linalg.cholesky(matrix))[..., 0]
 
 
 def product_of_diagonals(count: Tensor, mean: Tensor, precision: Tensor, alpha: float) -> Tensor:
     """The same for Lambda_nk = diag(precision_nk) + alpha I, `precision` [clients, classes, dim]."""
-    weight = torch.where(count[..., None] > 0, precision.double() + alpha, 0.0)
+    weight = torch.where(count[..., None] > 0, wide(precision) + alpha, 0.0)
     return ((weight * mean).sum(0) / weight.sum(0).clamp_min(torch.finfo(mean.dtype).tiny)).to(mean.dtype)
 
 
 def weighted_means(weight: Tensor, mean: Tensor) -> Tensor:
     """sum_n w_nk mean_nk / sum_n w_nk, [classes, dim]; `weight` [clients, classes], 0 where there is none."""
-    total = torch.einsum("nk,nkd->kd", weight.double(), mean.double())
-    return (total / weight.double().sum(0).clamp_min(1e-12)[:, None]).to(mean.dtype)
+    total = torch.einsum("nk,nkd->kd", wide(weight), wide(mean))
+    return (total / wide(weight).sum(0).clamp_min(1e-12)[:, None]).to(mean.dtype)
 
 
 def centroid_distance(features: Tensor, batch: Batch, anchor: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from coterie import tree
 from coterie.tree import Params
 
 SLACK = 0.01  # of a log-weight: the rounding of many small terms
+PIECE_BYTES = 4 * 2**20  # of clients' parameters that take a step at once: what a processor's cache holds
 FLOOR = 1e-3  # a learned variance stays above this share of c; the best s is never below 0, so it binds in passing only
 Family = Literal["gaussian", "gaussian-learned", "laplace", "student-t"]
 Rate = Literal["natural"] | Annotated[float, Field(gt=0)]
@@ -66,8 +67,27 @@ class Prior(ABC):
         return strength * self.R(theta, gamma)
 
     def descend(self, gamma: Gamma, theta: Params, weight: Tensor, lr: Rate, steps: int) -> Gamma:
-        """`steps` gradient steps on gamma -> sum_k w_k R(theta_k, gamma); leaves of `theta` are [clients, ...]."""
+        """`steps` gradient steps on gamma -> sum_k w_k R(theta_k, gamma); leaves of `theta` are [clients, ...].
 
+        Parameters do not meet each other here, so they take their steps in pieces: what is held beside the clients'
+        models does not grow with them.
+        """
+        width = max(1, PIECE_BYTES // (4 * len(weight)))
+        found: dict[str, list[Gamma]] = {}
+        for name, rows in theta.items():
+            flat = [
+                torch.split(part.flatten(), width) for part in (gamma.mu[name], gamma.s.get(name)) if part is not None
+            ]
+            for rows_piece, *own in zip(torch.split(rows.reshape(len(rows), -1), width, 1), *flat, strict=True):
+                piece = Gamma(*({name: part} for part in own), *([{}] * (2 - len(own))))
+                found.setdefault(name, []).append(self._descend(piece, {name: rows_piece}, weight, lr, steps))
+
+        def whole(name: str, part: int) -> Tensor:
+            return torch.cat([piece[part][name] for piece in found[name]]).reshape(gamma.mu[name].shape)
+
+        return Gamma({name: whole(name, 0) for name in theta}, {name: whole(name, 1) for name in gamma.s})
+
+    def _descend(self, gamma: Gamma, theta: Params, weight: Tensor, lr: Rate, steps: int) -> Gamma:
         def objective(gamma: Gamma) -> Tensor:
             each = vmap(self.R, in_dims=(0, None))(theta, gamma)
             return weight.to(each.dtype) @ each + self._own_terms(gamma)

@@ -30,13 +30,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
+from coterie.device import on
+from coterie.machine_code import compile_graph
+from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
 log = logging.getLogger("coterie")
 Step = Callable[[Any, Any, Batch], Any]
+Runner = Callable[..., list[Tensor]]
+
+GATHERED = 2**20  # bytes of examples that are read at once
 
 _compile: ContextVar[bool] = ContextVar("compile", default=False)
-_compiled: dict[Hashable, Callable[..., list[Tensor]] | None] = {}  # None: could not be compiled, runs eagerly
+_compiled: dict[Hashable, _Compiled | None] = {}  # None: could not be compiled, runs eagerly
 
 
 def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
@@ -66,6 +72,11 @@ def compilations() -> int:
     return sum(run is not None for run in _compiled.values())
 
 
+def refusals() -> int:
+    """How many steps could not be compiled in this process: no C++ compiler, or an operation that does not allow it."""
+    return len(_compiled) - compilations()
+
+
 @dataclass(frozen=True)
 class _Program:
     """A step, the structure of what it carries, and the `vmap`s it has been lifted through, innermost first."""
@@ -83,32 +94,44 @@ class _Program:
     def num_aux(self) -> int:
         return len(tree.leaves(self.aux))
 
-    def function(self, select: bool) -> Callable[..., list[Tensor]]:
-        """The lifted step on flat tensors: carry, aux, x, y, index, mask, key -> carry."""
+    def function(self, select: bool) -> Runner:
+        """The lifted step on flat tensors: carry, aux, x and y of the minibatch, mask, key -> carry."""
 
         def one_client(*flat: Tensor) -> list[Tensor]:
             values = iter(flat)
             carry = tree.map(lambda _: next(values), self.carry)
             aux = tree.map(lambda _: next(values), self.aux)
-            x, y, index, mask, key = values
-            new = self.step(carry, aux, Batch(x[index], y[index], mask, key))
+            new = self.step(carry, aux, Batch(*values))
             # Leaves by name, in the order and type they came in: every step then sees the same program.
             new = tree.map(lambda old, value: value.to(old.dtype), carry, new)
             if select:  # a client whose minibatches are used up stays where it is
-                new = tree.where(mask.any(), new, carry)
+                new = tree.where(flat[-2].any(), new, carry)
             return tree.leaves(new)
 
-        function: Callable[..., list[Tensor]] = one_client
+        function: Runner = one_client
         for dims in self.lifts:
-            in_dims = (*[0] * self.num_carry, *dims, 0, 0, 0)
+            in_dims = (*[0] * self.num_carry, *dims[:-2], 0, 0, 0, 0)
             function = vmap(function, in_dims=in_dims, randomness="error")
         return function
+
+    def gather(self, pool: Tensor, index: Tensor, which: int) -> Tensor:
+        """The examples at `index`, [steps, clients ..., batch]; `pool` is x (which = -2) or y (which = -1)."""
+        if all(dims[which] is None for dims in self.lifts):  # one pool for all: rows are copied, three times as fast
+            return pool.index_select(0, index.flatten()).view(*index.shape, *pool.shape[1:])
+
+        def take(pool: Tensor, index: Tensor) -> Tensor:
+            return pool[index]
+
+        for dims in self.lifts:
+            take = vmap(take, in_dims=(dims[which], 0))
+        return vmap(take, in_dims=(None, 0))(pool, index)
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(program: _Program, *flat: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_run(program, [value.detach() for value in flat]))
+        with on(flat[-1].device):  # under `vmap`, the one that is around all this does not reach here
+            return tuple(_run(program, [value.detach() for value in flat]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -137,33 +160,65 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     carry, fixed, time = flat[: program.num_carry], flat[program.num_carry : -3], flat[-3:]
     # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
     index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
-    alive = mask.flatten(1).any(1).tolist()  # steps that at least one client takes
+    # Steps that at least one client takes; the meta device, which has shapes only, takes all.
+    alive = [True] * len(mask) if mask.is_meta else mask.flatten(1).any(1).tolist()
     if not any(alive):
         return [value.clone() for value in carry]
-    eager = program.function(select=levels > 0 and not bool(mask.any(-1).all()))
-    run = eager
+    run: Runner = program.function(select=levels > 0 and (mask.is_meta or not bool(mask.any(-1).all())))
     carry = [value.contiguous() for value in carry]
-    fixed = [value.contiguous() for value in fixed]
-    if _compile.get():
-        first = alive.index(True)
-        run = _compile_step(program, [*carry, *fixed, index[first], mask[first], key[first]]) or eager
-    for t, used in enumerate(alive):
-        if used:
-            carry = run(*carry, *fixed, index[t], mask[t], key[t])
+    *aux, x, y = (value.contiguous() for value in fixed)
+    steps = [t for t, used in enumerate(alive) if used]
+    index, mask, key = index[steps], mask[steps], key[steps]
+    together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
+    for start in range(0, len(steps), together):
+        some = slice(start, start + together)
+        batches = (program.gather(x, index[some], -2), program.gather(y, index[some], -1), mask[some], key[some])
+        for number, batch in enumerate(zip(*batches, strict=True), start):
+            if _compile.get() and number == 0:
+                compiled = _compile_step(program, [*carry, *aux, *batch])
+                if compiled is not None:
+                    run = compiled
+                    carry = [v.clone() if at in compiled.in_place else v for at, v in enumerate(carry)]
+            carry = run(*carry, *aux, *batch)
     return carry
 
 
-def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., list[Tensor]] | None:
+@dataclass(frozen=True)
+class _Compiled:
+    """A compiled step, finished by what `faster_products` left of it."""
+
+    graph: Runner
+    descents: tuple[Descent, ...]
+    num_carry: int
+
+    @property
+    def in_place(self) -> set[int]:
+        """The leaves of the carry that it changes."""
+        return {descent.at for descent in self.descents}
+
+    def __call__(self, *flat: Tensor) -> list[Tensor]:
+        outputs = self.graph(*flat)
+        if not self.descents:
+            return outputs
+        new = list(outputs[: self.num_carry])
+        for descent in self.descents:
+            new[descent.at] = descent.apply(flat, outputs)
+        return new
+
+
+def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
     shapes = tuple((tuple(value.shape), value.dtype, str(value.device)) for value in example)
     names = (*tree.pack(program.carry), "|", *tree.pack(program.aux))
     place = (identity(program.step), names, program.lifts, shapes, torch.get_num_threads())
     if place not in _compiled:
         try:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
-                graph = _trace(program, example)
-                run: Any = torch._inductor.compile(graph, list[Any](example))
+                graph, descents = _trace(program, example), tuple[Descent, ...]()
+                if example[0].device.type == "cpu":
+                    graph, descents = faster_products(graph, program.num_carry)
+                run = compile_graph(graph, example)
                 run(*example)
-            _compiled[place] = run
+            _compiled[place] = _Compiled(run, descents, program.num_carry)
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])
             _compiled[place] = None
@@ -172,7 +227,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> Callable[..., lis
 
 def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
     function = program.function(select=bool(program.lifts))  # one client alone never takes a masked step
-    with FewChannelConvolution():
+    with FewChannelConvolution(alone=not program.lifts):
         graph: torch.fx.GraphModule = make_fx(lambda *flat: [value.contiguous() for value in function(*flat)])(*example)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.

@@ -7,7 +7,9 @@ which belong to the head (the last linear layer, unless named) and which to norm
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import types
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from torch.func import functional_call
 from coterie.batches import LEAST, Batch
 from coterie.decode import Decode
 from coterie.dropout import KeyedDropout
+from coterie.precision import BFloat16
 from coterie.tree import Params
 
 Kind = Literal["classification", "regression"]
@@ -51,6 +54,7 @@ class Task:
         head: str | None = None,
         loss: LossFn | None = None,
         decode: Decode | None = None,
+        bf16: bool = False,
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
@@ -59,6 +63,7 @@ class Task:
         self.kind: Kind = kind
         self.num_classes = num_classes
         self.decode = decode  # of inputs that are bytes; floats go to the model as they are
+        self.bf16 = bf16  # products of training steps in half the bits (`coterie.precision`)
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
@@ -69,6 +74,17 @@ class Task:
         self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
         self.head_module = _find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
+        self._structure = (kind, num_classes, head, self._example_losses, decode, _structure(self._train))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both compute the same functions of parameters and data, whatever their models begin at.
+
+        So the seeds of a comparison share compiled steps, and can be stacked.
+        """
+        return self is other or (isinstance(other, Task) and self._structure == other._structure)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.num_classes, self.trainable, tuple(self._first_name)))
 
     def init(self) -> Params:
         """The wrapped module's own parameters and buffers."""
@@ -90,7 +106,8 @@ class Task:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and name in only)
         loss, head = self._example_losses, self.head_module or None
-        return Task(module, self.kind, num_classes=self.num_classes, head=head, loss=loss)
+        same: dict[str, Any] = {"num_classes": self.num_classes, "decode": self.decode, "bf16": self.bf16}
+        return Task(module, self.kind, head=head, loss=loss, **same)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
@@ -115,7 +132,7 @@ class Task:
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
-        with KeyedDropout(batch.key):
+        with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
             out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
         losses = self.output_losses(out, batch.y)
         mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)
@@ -188,6 +205,34 @@ def _first_names(module: nn.Module) -> dict[str, str]:
     """{every name: the first name of the same tensor}; a model is keyed by first names only."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(module).items()}
+
+
+def _structure(module: nn.Module) -> tuple[Any, ...]:
+    """All that a module is but for the values of its parameters and buffers. What cannot be compared (a tensor that is
+    no buffer, an object of another library) stands for itself: such modules differ from all others."""
+    known = {id(tensor): ("tensor", name) for name, tensor in _tensors(module).items()}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            shape = (tuple(value.shape), value.dtype, value.requires_grad)
+            return known[id(value)] + shape if id(value) in known else ("object", id(value))
+        if isinstance(value, nn.Module):
+            return type(value), plain(vars(value))
+        if isinstance(value, dict):
+            return tuple((key, plain(each)) for key, each in value.items())
+        if isinstance(value, list | tuple):
+            return type(value), tuple(map(plain, value))
+        if isinstance(value, set):
+            return frozenset(value)
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+            return type(value), value
+        if isinstance(value, type | types.BuiltinFunctionType):
+            return value
+        if isinstance(value, types.FunctionType) and not value.__closure__:
+            return value.__code__, id(value.__globals__), plain(value.__defaults__), plain(value.__kwdefaults__)
+        return "object", id(value)
+
+    return type(module), plain(vars(module))
 
 
 def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:

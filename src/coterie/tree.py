@@ -71,7 +71,10 @@ def pack(tree: Tree) -> Params:
 
 
 def unpack(flat: Params, like: T) -> T:
-    """The inverse of `pack`, given any tree of the same structure; names, shapes and types must agree."""
+    """The inverse of `pack`, given any tree of the same structure; names, shapes and types must agree.
+
+    Leaves come to be where those of `like` are.
+    """
     expected = pack(like)
     if flat.keys() != expected.keys():
         missing, extra = sorted(expected.keys() - flat.keys()), sorted(flat.keys() - expected.keys())
@@ -82,7 +85,7 @@ def unpack(flat: Params, like: T) -> T:
                 f"packed tree does not fit at '{path}': expected {tuple(leaf.shape)} {leaf.dtype}, "
                 f"got {tuple(flat[path].shape)} {flat[path].dtype}"
             )
-    return rebuild(flat, like)
+    return rebuild({path: value.to(expected[path].device) for path, value in flat.items()}, like)
 
 
 def rebuild(flat: Params, like: T) -> T:
@@ -167,14 +170,19 @@ def put(tree: T, ids: Tensor, new: T) -> T:
 
 def mean(tree: T, weights: Tensor) -> T:
     """sum_k w_k tree_k / sum_k w_k over the rows of `tree`; `weights` is [rows], nonnegative, with a positive sum."""
-    share = weights.double() / weights.double().sum()
+    share = wide(weights) / wide(weights).sum()
 
     def average(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(leaf.shape[0], -1)
-        dtype = leaf.dtype if leaf.is_floating_point() else torch.float64
+        dtype = leaf.dtype if leaf.is_floating_point() else share.dtype
         return _like((share.to(dtype) @ flat.to(dtype)).reshape(leaf.shape[1:]), leaf)
 
     return map(average, tree)
+
+
+def wide(leaf: Tensor) -> Tensor:
+    """In float64, or in float32 on Apple's GPUs, which have no float64."""
+    return leaf.float() if leaf.device.type == "mps" else leaf.double()
 
 
 def nbytes(tree: Tree) -> int:

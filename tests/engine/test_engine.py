@@ -12,6 +12,7 @@ from coterie.data import from_clients
 from coterie.data.minibatches import Plan
 from coterie.engine import Engine, choose, chunk_size
 from coterie.engine import workers as workers_module
+from coterie.engine.choose import _overhead
 from coterie.engine.engine import chunks, in_order
 from coterie.engine.workers import fan_out
 from coterie.errors import CoterieError
@@ -237,6 +238,16 @@ def test_compiling_falls_back_without_a_compiler(monkeypatch):
     laws._same(base.state, other.state, "falling back matters", tolerance=1e-6)
 
 
+def test_auto_says_that_there_is_no_compiler(monkeypatch):
+    def missing(*args, **kwargs):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr("coterie.scan.compile_graph", missing)
+    monkeypatch.setattr("coterie.scan._compiled", {})
+    choice = pick(simulation(dataclasses.replace(FedAvg(), optimizer=SGD(0.03125))), compiled=True)
+    assert "steps cannot be compiled here" in choice.notes[0]
+
+
 def test_evaluation_of_many_examples_goes_in_pieces(monkeypatch):
     sim = simulation(sizes=(60, 50))
     whole = sim.evaluate(1, Engine("stacked"))
@@ -253,3 +264,11 @@ def test_partial_participation_is_fair_and_does_not_depend_on_the_order():
     # 1,000 draws of 2 in 5: mean 400, standard deviation sqrt(1000 * 0.4 * 0.6) = 15.5
     assert (abs(counts - 400) < 5 * 15.5).all()
     assert all(len(sim.sample(number)) == 2 for number in range(1, 20))
+
+
+def test_what_compiling_saves_is_what_does_not_grow_with_the_clients():
+    engine = Engine("stacked", chunk=10)
+    # h = 100 and w = 5 microseconds: 105 alone, 150 for ten together
+    assert _overhead({"loop": 105.0, "stacked": 15.0}, engine) == pytest.approx(100 / 150)
+    assert _overhead({"loop": 50.0, "stacked": 50.0}, engine) == 0.0
+    assert _overhead({"stacked": 15.0}, engine) == 0.0

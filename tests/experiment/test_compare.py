@@ -140,7 +140,7 @@ def test_seeds_can_be_added(tmp_path):
     compare(("fedavg",), 1, out=tmp_path)
     heard = Heard()
     found = compare(("local", "fedavg"), 2, out=tmp_path, progress=heard, engine="stacked")  # how it runs may change
-    assert {label for label, _ in heard.rounds} == {"local seed 0", "local seed 1", "fedavg seed 1"}
+    assert {label for label, _ in heard.rounds} == {"local seeds 0, 1", "fedavg seed 1"}
     assert found.scores("fedavg").shape == (2, 3)
 
 

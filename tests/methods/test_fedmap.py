@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 from torch.distributions import Laplace, Normal, StudentT
 
-from coterie import tree
+from coterie import priors, tree
 from coterie.experiment.simulation import Simulation
 from coterie.local import SGD
 from coterie.method import Population
@@ -239,6 +239,22 @@ def test_natural_steps_find_the_best_prior(prior):
     gamma = rho.descend(gamma, theta, weight, "natural", 100)
     stays = rho.descend(gamma, theta, weight, 0.1, 1)
     assert tree.sqdist(gamma, stays) < 1e-12
+
+
+@pytest.mark.parametrize("rate", ["natural", 0.05])
+@pytest.mark.parametrize("prior", ["gaussian", "gaussian-learned", "laplace", "student-t"])
+def test_pieces_of_the_parameters_take_the_steps_of_the_whole(prior, rate, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    theta = {"a": torch.randn(4, 3, 5, generator=draw), "b": torch.randn(4, generator=draw)}
+    rho, weight = make(prior, 2.0, 1.0, 1e-3, 0.1, 4.0), torch.softmax(torch.randn(4, generator=draw), 0)
+    mu = {name: torch.randn(leaf.shape[1:], generator=draw) for name, leaf in theta.items()}
+    gamma = Gamma(mu, rho.spread(mu))
+    whole = rho.descend(gamma, theta, weight, rate, 3)
+    monkeypatch.setattr(priors, "PIECE_BYTES", 4 * 4 * 2)  # two parameters at a time
+    pieces = rho.descend(gamma, theta, weight, rate, 3)
+    for name, leaf in tree.pack(whole).items():
+        torch.testing.assert_close(tree.pack(pieces)[name], leaf)
+        assert leaf.shape == theta[name.split("/")[1]].shape[1:]
 
 
 def test_steps_compose_and_a_gaussian_step_of_size_sigma2_is_the_mean():

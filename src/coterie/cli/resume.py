@@ -20,6 +20,9 @@ def resume(
     run: Annotated[Path, typer.Argument(help="the run folder", metavar="RUN")],
     quiet: Quiet = False,
     bmta: Bmta = False,
+    device: Annotated[
+        str | None, typer.Option(help="go on there: cpu, cuda, cuda:1, mps (default: where it was)", metavar="TEXT")
+    ] = None,
 ) -> None:
     """Go on with a stopped run from its last checkpoint.
 
@@ -29,5 +32,5 @@ def resume(
         ending.advice = f"Go on with: coterie resume {shlex.quote(str(run))}"
         measures = (run / "config.toml").exists() and not (run / "engine.json").exists()
         with watch(quiet, measures=measures) as progress:
-            result = go_on(run, progress=progress)
+            result = go_on(run, device=device, progress=progress)
         print_result(stdout(), result, quiet=quiet, bmta=bmta)

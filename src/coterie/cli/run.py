@@ -12,14 +12,16 @@ from coterie.cli.asked import Asked
 from coterie.cli.console import say, stdout
 from coterie.cli.errors import checked, in_words
 from coterie.cli.flags import with_settings
+from coterie.cli.profile import print_profile
 from coterie.cli.progress import watch
 from coterie.cli.tables import print_result
 from coterie.data import Federation
 from coterie.data.schema import schema_from_dict
 from coterie.errors import ConfigError
 from coterie.experiment.config import Config, default_out
-from coterie.experiment.run import run_setup
+from coterie.experiment.run import run_setup, with_profile
 from coterie.experiment.setup import Setup, prepare
+from coterie.spans import recording
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the final table only")]
 Bmta = Annotated[
@@ -38,6 +40,9 @@ def run(
     ] = None,
     quiet: Quiet = False,
     bmta: Bmta = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="tell where the time went, and write trace.json for chrome://tracing")
+    ] = False,
     **settings: Any,
 ) -> None:
     """Train a federation, and every client alone, and compare.
@@ -53,19 +58,24 @@ def run(
     with in_words() as ending:
         asked = Asked(ctx, settings)
         asked.add_own([asked.method()])
-        setup = checked(asked.problems, lambda: prepare(**asked.values))
-        if bmta and setup.federation.kind != "classification":
-            raise ConfigError([f"--bmta is an accuracy, but {setup.config.data} is a {setup.federation.kind}"])
-        path = out or default_out(setup.config)
-        ending.advice = f"Go on with: coterie resume {shlex.quote(str(path))}"
-        console = stdout()
-        if not quiet:
-            say(console, f"{setup.config.method} on {describe(setup)}, seed {setup.config.seed}")
-            for line in agreed(setup.federation):
-                say(console, line)
-        with watch(quiet, measures=measures(setup.config)) as progress:
-            result = run_setup(setup, path, progress=progress)
+        with recording(profile) as recorded:
+            setup = checked(asked.problems, lambda: prepare(**asked.values))
+            if bmta and setup.federation.kind != "classification":
+                raise ConfigError([f"--bmta is an accuracy, but {setup.config.data} is a {setup.federation.kind}"])
+            path = out or default_out(setup.config)
+            ending.advice = f"Go on with: coterie resume {shlex.quote(str(path))}"
+            console = stdout()
+            if not quiet:
+                say(console, f"{setup.config.method} on {describe(setup)}, seed {setup.config.seed}")
+                for line in agreed(setup.federation):
+                    say(console, line)
+            with watch(quiet, measures=measures(setup.config)) as progress:
+                result = run_setup(setup, path, progress=progress)
+        with_profile(result, recorded)
         print_result(console, result, quiet=quiet, bmta=bmta)
+        if recorded:
+            print_profile(console, recorded)
+            say(console, f"Every span of it: {path / 'trace.json'}, for chrome://tracing or ui.perfetto.dev")
 
 
 def describe(setup: Setup) -> str:

@@ -51,7 +51,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.clients))
-        _check(self)
+        if not self.x.is_meta:  # which has no values
+            _check(self)
 
     @property
     def kind(self) -> Kind:
@@ -61,6 +62,8 @@ class Federation:
         return self.clients[self.names[client]]
 
     def to(self, device: torch.device) -> Federation:
+        if device == self.x.device:
+            return self
         weights = None if self.weights is None else self.weights.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), weights=weights)
 
@@ -216,7 +219,7 @@ def _check(federation: Federation) -> None:
 def _name_owner(federation: Federation, bad: Tensor, what: str) -> None:
     if not bool(bad.any()):
         return
-    rows = bad.nonzero().flatten().numpy()
+    rows = bad.nonzero().flatten().cpu().numpy()
     for name, split in federation.clients.items():
         own = np.concatenate([split.train, split.validation, split.test])
         mine = np.intersect1d(own, rows)

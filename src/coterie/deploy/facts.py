@@ -148,7 +148,7 @@ def build_task(config: Config, model: Model, facts: Facts) -> Task:
     if not isinstance(module, torch.nn.Module):
         raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
     try:
-        own: dict[str, Any] = {"head": config.head, "decode": Decode.from_json(facts.decode)}
+        own: dict[str, Any] = {"head": config.head, "decode": Decode.from_json(facts.decode), "bf16": config.bf16}
         return make_task(module, facts.kind, facts.classes, facts.blank(2), **own)
     except ValueError as error:
         raise ConfigError([str(error)]) from error

@@ -21,7 +21,7 @@ from coterie.experiment.setup import optimizer_values
 from coterie.hyper import AnyMethod, values_of
 
 # What only a simulation has, and a published setting's name, all of whose values are here already.
-SIMULATOR = ("engine", "compile", "workers", "memory", "checkpoint_every", "holdout", "track", "setting")
+SIMULATOR = ("engine", "compile", "workers", "memory", "device", "checkpoint_every", "holdout", "track", "setting")
 LISTS = ("silos", "columns", "missing", "drop")
 
 
@@ -78,6 +78,7 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         values["model"] = "own-model"
     try:
         config, method = resolve(values, own_data=own_data, own_model=own_model)
+        problems += refuse_device(config)
     except ConfigError as error:
         problems += error.problems
     try:
@@ -88,6 +89,12 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         raise ConfigError(problems)
     resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}
     return config.model_copy(update=resolved), method, settings
+
+
+def refuse_device(config: Config) -> list[str]:
+    """Sites are not asked what they have."""
+    there = f"device = {config.device!r}: sites and their server run on the CPU; leave this out"
+    return [] if config.device == "cpu" else [there]
 
 
 def flatten(config: Config) -> dict[str, Any]:

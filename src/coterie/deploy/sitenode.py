@@ -29,8 +29,8 @@ def run(superlink: str, ca: Path, key: Path, node: dict[str, Any], folder: Path,
     try:
         serve(sockets / "worker", keeper.look, say)
     finally:
+        shutil.rmtree(sockets, ignore_errors=True)  # first: who stops this process may not wait for the SuperNode
         keeper.stop()
-        shutil.rmtree(sockets, ignore_errors=True)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from coterie.deploy import app, certs, outcome
 from coterie.deploy.facts import gather
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.processes import Process, alive, call, environment, free_ports, program, wait_for_port
-from coterie.deploy.settings import quoted
+from coterie.deploy.settings import quoted, refuse_device
 from coterie.deploy.work import Bench
 from coterie.engine import make_peers
 from coterie.errors import ConfigError, CoterieError
@@ -203,6 +203,8 @@ def _taken(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome.Taken 
 def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
     """The same run with some clients only: the first `sites`, or those named."""
     whole = setup.federation
+    if problems := refuse_device(setup.config):
+        raise ConfigError(problems)
     if isinstance(sites, int) and not 1 <= sites <= len(whole.names):
         raise ConfigError([f"--sites {sites}: {setup.config.data} has {len(whole.names)} clients"])
     names = whole.names[:sites] if isinstance(sites, int) else sites

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie import tree
 from coterie.method import Info, Method, Population
+from coterie.spans import timed
 from coterie.tree import Params, Tree
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -34,9 +35,11 @@ class Central:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return method.init_server(params, population)
 
+    @timed("dispatch")
     def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         return send(server, ids, draw())
 
+    @timed("aggregate")
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
         return method.aggregate(server, ids, ups)
 

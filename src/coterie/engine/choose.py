@@ -20,8 +20,9 @@ from coterie.data.federation import Federation
 from coterie.engine.engine import Engine, Rows, chunks, cores
 from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import CoterieError
+from coterie.machine_code import compiling_takes
+from coterie.scan import compilations, refusals
 
-COMPILING_TAKES = 15.0  # seconds, about
 CACHE = 3_500_000  # bytes of parameters that a chunk may hold: beyond, its steps wait for memory
 FEW = 4  # clients to look at
 PROBE = 3  # steps of the first look
@@ -109,10 +110,15 @@ def choose(
         pays = compiled
         if compiled is None:
             # The second best is worth compiling too only if it is close and there is much time to win.
-            left, first = min(map(seconds, times)), kind == order[0]
-            pays = left > (2 if first else 8) * COMPILING_TAKES and seconds(kind) < 2.5 * seconds(order[0])
+            left, first, takes = min(map(seconds, times)), kind == order[0], compiling_takes()
+            pays = left > (2 if first else 8) * takes and seconds(kind) < 2.5 * seconds(order[0])
+            pays = pays or (first and left * _overhead(times, candidates[kind]) > 1.2 * takes)
         if pays:
+            before = refusals()
             measure(f"{kind}, compiled", replace(candidates[kind], compiled=True))
+            if refusals() > before and not compilations():
+                notes.append("steps cannot be compiled here (is there a C++ compiler?), so they run as they are")
+                break
     winner = min(times, key=seconds)
     if workers is None and speedup(winner) == 1:
         processes = 1
@@ -126,6 +132,18 @@ def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: i
     cached = max(4, CACHE // max(model_bytes, 1))
     number = -(-participants // min(fits, cached, participants))
     return -(-participants // number)
+
+
+def _overhead(times: dict[str, float], engine: Engine) -> float:
+    """The share of an engine's time that does not grow with its clients, which is what compiling saves for sure.
+
+    A step of one client takes h + w, a step of c stacked clients h + c w: two equations for h and w.
+    """
+    if engine.chunk < 2 or not {"loop", "stacked"} <= times.keys():
+        return 0.0
+    alone, together = times["loop"], times["stacked"] * engine.chunk
+    work = (together - alone) / (engine.chunk - 1)
+    return min(max((alone - work) / together, 0.0), 1.0)
 
 
 def _kind(name: str) -> str:

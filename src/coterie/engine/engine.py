@@ -16,14 +16,17 @@ from torch import Tensor
 from coterie import tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation
+from coterie.device import on
 from coterie.engine.loop import loop
 from coterie.engine.stacked import stacked
 from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import ConfigError
 from coterie.scan import compiling
+from coterie.spans import span, timed
 from coterie.tree import Tree
 
 T = TypeVar("T")
+SPANS = {"train": "train", "probe": "choose"}  # what a purpose's time counts as; all others evaluate
 Rows = tuple[tuple[Tree, ...], Batches]
 
 
@@ -49,8 +52,8 @@ class Engine:
     ) -> list[tuple[list[int], Tree]]:
         """Apply `fn(*row, batches)` to every client; returns the chunks: (their ids, their results as rows)."""
         groups = chunks(federation, ids, 1 if self.kind == "loop" else self.chunk)
-        jobs = [functools.partial(self._chunk, fn, group, rows_of) for group in groups]
-        with one_thread():
+        jobs = [functools.partial(self._chunk, purpose, fn, group, rows_of) for group in groups]
+        with one_thread(), on(federation.x.device):
             if self.workers > 1 and len(jobs) > 1:
                 results = fan_out(jobs, self.workers, warm=not self.compiled or purpose in self._warm)
                 self._warm.add(purpose)
@@ -58,8 +61,11 @@ class Engine:
                 results = [job() for job in jobs]
         return list(zip(groups, results, strict=True))
 
-    def _chunk(self, fn: Callable[..., Any], group: list[int], rows_of: Callable[[list[int]], Rows]) -> Tree:
-        with compiling(self.compiled):
+    def _chunk(
+        self, purpose: str, fn: Callable[..., Any], group: list[int], rows_of: Callable[[list[int]], Rows]
+    ) -> Tree:
+        rows_of = timed("gather")(rows_of)
+        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled):
             if self.kind == "loop":
                 rows, batches = rows_of(group)
                 return loop(fn, rows, batches)
@@ -88,15 +94,16 @@ def chunks(federation: Federation, ids: Sequence[int], size: int) -> list[list[i
     return [by_size[start : start + size] for start in range(0, len(by_size), size)]
 
 
+@timed("gather")
 def in_order(results: list[tuple[list[int], T]], ids: Sequence[int]) -> T:
     """Rows of all chunks as one tree, in the order of `ids`."""
     place = {client: row for row, client in enumerate(ids)}
-    rows_of = [torch.tensor([place[client] for client in group]) for group, _ in results]
+    rows_of = [[place[client] for client in group] for group, _ in results]
 
     def gather(*chunks: Tensor) -> Tensor:  # one copy: for large models this is a fair part of a round
         merged = chunks[0].new_empty((len(ids), *chunks[0].shape[1:]))
         for rows, chunk in zip(rows_of, chunks, strict=True):
-            merged.index_copy_(0, rows, chunk)
+            merged.index_copy_(0, torch.tensor(rows, device=chunk.device), chunk)
         return merged
 
     return tree.map(gather, results[0][1], *(rows for _, rows in results[1:]))

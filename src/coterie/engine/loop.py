@@ -26,4 +26,4 @@ def loop(fn: Callable[..., Any], rows: tuple[Tree, ...], batches: Batches) -> Tr
 
 def global_seed(key: Tensor) -> int:
     """Seeds PyTorch's own generator, for models that draw from it (dropout does not: it has keys of its own)."""
-    return int(key.flatten()[0]) if key.numel() else 0
+    return int(key.flatten()[0]) if key.numel() and not key.is_meta else 0

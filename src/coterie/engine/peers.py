@@ -24,6 +24,7 @@ from coterie import rng, tree
 from coterie.engine.central import AnyMethod, Draw, Send
 from coterie.errors import ConfigError
 from coterie.method import Info, Population
+from coterie.spans import timed
 from coterie.tree import Params, Tree
 
 Edge = tuple[str, str]
@@ -40,11 +41,13 @@ class Peers:
         heard = [population._replace(audience=min(population.audience, len(near))) for near in self.near]
         return tree.stack([method.init_server(params, each) for each in heard])
 
+    @timed("dispatch")
     def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         """Every peer asks its own copy. All use the same random numbers, as clients of one server would."""
         downs = [send(tree.rows(server, i), torch.tensor([i]), draw()) for i in ids.tolist()]
         return tree.map(lambda *leaf: torch.cat(leaf), downs[0], *downs[1:])
 
+    @timed("aggregate")
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
         copies = []
         for i, near in enumerate(self.near):

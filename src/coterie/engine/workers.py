@@ -20,7 +20,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from coterie import tree
+from coterie import spans, tree
 from coterie.errors import CoterieError
 from coterie.tree import Tree
 
@@ -32,6 +32,7 @@ def can_fork() -> bool:
     return sys.platform.startswith("linux")
 
 
+@spans.timed("workers")
 def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int, *, warm: bool) -> list[Tree]:
     """The results of all jobs, in order. This process is one of the workers and always takes the first job.
 
@@ -42,13 +43,13 @@ def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int, *, warm: bool) -> 
     children: list[int] = []
     source, sink = os.pipe()
     try:
-        for _ in range(min(workers, len(jobs)) - 1):
+        for place in range(1, min(workers, len(jobs))):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # "fork() may deadlock": see can_fork
                 child = os.fork()
             if child == 0:
                 os.close(sink)
-                _work(jobs, source, scratch)
+                _work(jobs, source, scratch, place)
             children.append(child)
         # Workers that failed leave their jobs to the others and are found in _wait; so the pipe always has a reader.
         for number in range(1, len(jobs)):
@@ -59,6 +60,8 @@ def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int, *, warm: bool) -> 
         while number := _next(source):
             done[number] = jobs[number]()
         _wait(children, scratch)
+        for recorded in sorted(scratch.glob("spans-*")):
+            spans.add(recorded.read_text())
         return [
             done[number] if number in done else tree.rebuild(load_file(scratch / f"{number}.safetensors"), done[0])
             for number in range(len(jobs))
@@ -72,13 +75,18 @@ def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int, *, warm: bool) -> 
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _work(jobs: Sequence[Callable[[], Tree]], source: int, scratch: Path) -> None:
+def _work(jobs: Sequence[Callable[[], Tree]], source: int, scratch: Path, place: int) -> None:
     """A worker's whole life; never returns."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
+        spans.begin_worker(place)
         while number := _next(source):
-            save_file(tree.separate(tree.pack(jobs[number]())), scratch / f"{number}.safetensors")
+            result = jobs[number]()
+            with spans.span("workers"):
+                save_file(tree.separate(tree.pack(result)), scratch / f"{number}.safetensors")
+        if recorded := spans.taken():
+            (scratch / f"spans-{place}.json").write_text(recorded)
         code = 0
     except BaseException:
         (scratch / f"error-{os.getpid()}.txt").write_text(traceback.format_exc())

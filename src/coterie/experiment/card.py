@@ -131,7 +131,7 @@ def _data(federation: Federation, i: int) -> dict[str, Any]:
     if federation.num_classes is None or federation.y.ndim > 1:
         return told
     names = class_names(federation)
-    counts = {part: np.bincount(federation.y[split[part]].numpy(), minlength=len(names)) for part in PARTS}  # type: ignore[index]
+    counts = {part: np.bincount(federation.y[split[part]].cpu().numpy(), minlength=len(names)) for part in PARTS}  # type: ignore[index]
     told["classes"] = {name: {part: int(counts[part][k]) for part in PARTS} for k, name in enumerate(names)}
     return told
 
@@ -147,7 +147,8 @@ def _learned_from(result: Result, i: int, others: Sequence[str]) -> dict[str, An
         row = np.asarray(server["collaboration"])[len(names) - len(result.names) + i]
         return {"words": words, "weights": _weights(names, row)}
     if "weight" in server:
-        return {"words": words, "weights": _weights(names, np.asarray(server["weight"]))}
+        weight = np.asarray(server["weight"])  # of peers: each one's own, as rows
+        return {"words": words, "weights": _weights(names, weight if weight.ndim == 1 else weight[i])}
     return {"words": words}
 
 

@@ -2,6 +2,7 @@
 
 All methods of a seed share its data, initial model, participants and minibatches, and one task, so that methods with
 the same training step share its compiled form. Local training can be one of the methods; no other reference is run.
+The seeds of a method run abreast (`abreast.py`) where that pays and memory allows, else one after another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment import files
+from coterie.experiment.abreast import Run, alike, at_once, join, run_abreast
 from coterie.experiment.comparison import Comparison
 from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
 from coterie.experiment.folder import COMPLETE, RunFolder, safe_name
@@ -28,6 +30,7 @@ from coterie.experiment.silos import check_files
 from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.local import OPTIMIZERS
 
+Found = tuple[list[dict[str, Any]], Predictions]  # the rows of a run's clients, and what their models say
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
 ANYHOW = (
     "engine",
@@ -114,19 +117,29 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
     tell = progress or Silent()
     if out:
         _check_folders(trials, out)
-    rows: list[dict[str, Any]] = []
+    found: dict[tuple[str, int], Found] = {}
     measured: dict[str, list[Trial]] = {label: [] for label in trials.methods if label != "local"}
-    for seed in trials.seeds:
-        predictions: dict[str, Predictions] = {}
-        base = trials.first if seed == trials.seeds[0] else trials.prepare(seed)
+    number = at_once([trials.first.with_method(method) for method in trials.methods.values()], len(trials.seeds))
+    for seeds in (trials.seeds[start : start + number] for start in range(0, len(trials.seeds), number)):
+        bases = {seed: trials.first if seed == trials.seeds[0] else trials.prepare(seed) for seed in seeds}
+        joined = join(list(bases.values())) if len(bases) > 1 else None
         for label, method in trials.methods.items():
-            folder = _folder(out, label, seed) if out else None
-            name = f"{label} seed {seed}"
-            found, predictions[label] = _run_or_read(base.with_method(method), folder, _Named(tell, name))
-            rows += [{"method": label, "seed": seed, **row} for row in found]
-        for label in measured if "local" in predictions else ():
-            names, pair = base.federation.names, (predictions[label], predictions["local"])
-            measured[label].append(measure(base.task, base.metric, *pair, names, seed=seed))
+            folders = {seed: _folder(out, label, seed) if out else None for seed in seeds}
+            setups = {
+                seed: base.with_method(method) for seed, base in zip(seeds, joined or bases.values(), strict=True)
+            }
+            for seed, each in _run_or_read(label, setups, folders, tell, together=joined is not None).items():
+                found[label, seed] = each
+        for seed, base in bases.items() if "local" in trials.methods else ():
+            for label in measured:
+                names, pair = base.federation.names, (found[label, seed][1], found["local", seed][1])
+                measured[label].append(measure(base.task, base.metric, *pair, names, seed=seed))
+    rows = [
+        {"method": label, "seed": seed, **row}
+        for seed in trials.seeds
+        for label in trials.methods
+        for row in found[label, seed][0]
+    ]
     metric, names = trials.first.metric, trials.first.federation.names
     benefits = {label: judge(metric, names, each, seed=trials.seeds[0]) for label, each in measured.items() if each}
     comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits)
@@ -157,15 +170,32 @@ class _Named:
         self.inner.stop()
 
 
-def _run_or_read(setup: Setup, folder: Path | None, tell: _Named) -> tuple[list[dict[str, Any]], Predictions]:
-    begun = folder is not None and (folder / "config.toml").exists()
-    if folder is None or not (begun and all((folder / name).exists() for name in COMPLETE)):
-        result = run_setup(setup, folder, progress=tell, resuming=begun, report=False)
-        return result.clients, result.predictions
-    tell.say(f"{tell.name}: complete already")
-    rows, predictions = RunFolder(folder).read_clients(), RunFolder(folder).read_predictions()
-    _check_same_data(setup, folder, rows, predictions)
-    return rows, predictions
+def _run_or_read(
+    label: str, setups: dict[int, Setup], folders: dict[int, Path | None], tell: Progress, *, together: bool
+) -> dict[int, Found]:
+    """What a method found with each seed: read where it is complete; the others run abreast, or one after another."""
+    found: dict[int, Found] = {}
+    todo: list[Run] = []
+    for seed, setup in setups.items():
+        folder, name = folders[seed], f"{label} seed {seed}"
+        begun = folder is not None and (folder / "config.toml").exists()
+        if folder is None or not (begun and all((folder / file).exists() for file in COMPLETE)):
+            todo.append(Run(name, setup, folder, begun))
+            continue
+        tell.say(f"{name}: complete already")
+        rows, predictions = RunFolder(folder).read_clients(), RunFolder(folder).read_predictions()
+        _check_same_data(setup, folder, rows, predictions)
+        found[seed] = rows, predictions
+    for runs in alike(todo) if together else [[run] for run in todo]:
+        if len(runs) == 1:
+            name, setup, folder, begun = runs[0]
+            results = [run_setup(setup, folder, progress=_Named(tell, name), resuming=begun, report=False)]
+        else:
+            seeds = ", ".join(str(run.setup.config.seed) for run in runs)
+            results = run_abreast(f"{label} seeds {seeds}", runs, tell)
+        for run, result in zip(runs, results, strict=True):
+            found[run.setup.config.seed] = result.clients, result.predictions
+    return found
 
 
 def _check_same_data(setup: Setup, folder: Path, rows: list[dict[str, Any]], found: Predictions) -> None:

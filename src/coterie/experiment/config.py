@@ -17,6 +17,7 @@ from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
 from coterie.data.partition import check_spec
+from coterie.device import parse as parse_device
 from coterie.engine.peers import parse, read_edges
 from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
@@ -93,6 +94,8 @@ class Config(BaseModel):
     engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
     compile: bool | None = Field(None, description="compile the training step; by default if it pays")
     workers: int | None = Field(None, ge=1, description="processes; by default as many as cores, if it pays")
+    device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps: where data and models are, and steps run")
+    bf16: bool = Field(False, description="products of training steps in bfloat16; parameters stay float32")
     memory: str = Field("2GB", description="most client state in flight at once, such as 500MB or 2GB")
     checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
     reference: bool = Field(True, description="also train every client alone, to compare with")
@@ -105,6 +108,12 @@ class Config(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         parse_bytes(value)
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        parse_device(value)
         return value
 
     @field_validator("track")
@@ -258,6 +267,12 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
     if config.holdout and config.topology != "server":
         problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
+    if config.device != "cpu" and config.workers is None:
+        config = config.model_copy(update={"workers": 1})
+    if config.device != "cpu" and config.workers != 1:
+        problems.append(
+            f"workers = {config.workers}: worker processes are for the CPU; with device = {config.device!r}, 1"
+        )
     if config.select is not None and config.select not in BETTER:
         problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
     if not own_model:

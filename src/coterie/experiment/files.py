@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from coterie import tree
 from coterie.errors import CheckpointError
+from coterie.spans import timed
 from coterie.tree import Params
 
 
+@timed("write")
 def write(path: Path, save: Callable[[Path], None]) -> None:
     """`save` writes a temporary neighbour, which then takes the place of `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -46,6 +48,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
+@timed("write")
 def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> str:
     """Returns the file's checksum."""
     own = tree.separate(flat)

@@ -14,8 +14,10 @@ from coterie.experiment.card import write_cards
 from coterie.experiment.folder import FORMAT, RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
+from coterie.spans import timed
 
 
+@timed("finish")
 def finish(result: Result, setup: Setup, out: Path | None, population: int | None = None) -> None:
     """Complete the rows of `result` and, with `out`, write what the run folder still lacks; the summary comes last.
 

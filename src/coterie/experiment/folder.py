@@ -38,6 +38,7 @@ from coterie.errors import CheckpointError, CoterieWarning
 from coterie.evaluation import Predictions
 from coterie.experiment import files
 from coterie.experiment.simulation import State
+from coterie.spans import Profile, timed
 
 FORMAT = 1
 KEEP = 2
@@ -59,6 +60,7 @@ class RunFolder:
         files.write_text(self.path / "config.toml", config_toml)
         files.write_json(self.path / "environment.json", environment())
 
+    @timed("write")
     def append_round(self, record: dict[str, Any]) -> None:
         try:
             with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
@@ -84,6 +86,7 @@ class RunFolder:
     def rewrite_rounds(self, records: list[dict[str, Any]]) -> None:
         files.write_text(self.path / "rounds.jsonl", "".join(files.to_json(record) + "\n" for record in records))
 
+    @timed("write")
     def save(self, round: int, state: State, best: int | None) -> None:
         """Write the checkpoint of a round, then drop those that are neither recent nor the best."""
         target = self._checkpoint(round)
@@ -125,6 +128,10 @@ class RunFolder:
                     raise
                 warnings.warn(f"{error}. Using the checkpoint before it.", CoterieWarning, stacklevel=2)
         return 0, like, None
+
+    def write_trace(self, profile: Profile) -> None:
+        """For chrome://tracing."""
+        files.write_text(self.path / "trace.json", files.to_json(profile.trace()) + "\n")
 
     def write_clients(self, rows: list[dict[str, Any]], file: str = "clients.csv") -> None:
         text = io.StringIO()

@@ -122,7 +122,8 @@ def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progr
     held_out = setup.held_out
     if held_out is None:
         return []
-    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, result.server)
+    server = tree.map(lambda leaf: leaf.cpu(), result.server)  # one client alone: on the CPU, as when it joins later
+    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server)
     joined = []
     for name, split in held_out.clients.items():
         site = dataclasses.replace(held_out, clients={name: split})

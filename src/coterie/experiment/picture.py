@@ -42,7 +42,7 @@ def facts(federation: Federation) -> dict[str, Any]:
         number = federation.num_classes
         names = federation.classes or range(number)
         told["classes"] = [str(name) for name in names]
-        y = federation.y.numpy()
+        y = federation.y.cpu().numpy()
         told["counts"] = {
             part: [np.bincount(y[split[part]], minlength=number).tolist() for split in federation.clients.values()]
             for part in parts
@@ -65,11 +65,11 @@ def features(result: Result, federation: Federation) -> Params | None:
         if not share:
             continue
         with torch.no_grad():
-            z = result.task.features(params, federation.x[chosen])
+            z = result.task.features(params, federation.x[chosen]).cpu()
         if z.ndim != 2 or z.shape[1] > WIDEST or not bool(torch.isfinite(z).all()):
             return None
         found.append(z.float())
-        labels.append(federation.y[chosen])
+        labels.append(federation.y[chosen].cpu())
         owners.append(torch.full((share,), i))
     kept = {"features": torch.cat(found), "client": torch.cat(owners)}
     if federation.num_classes is not None and federation.y.ndim == 1:

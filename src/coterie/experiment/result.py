@@ -16,6 +16,7 @@ from coterie.evaluation.benefit import judge, measure, sign_of
 from coterie.evaluation.metrics import METRICS, mean
 from coterie.experiment.config import Config
 from coterie.hyper import AnyMethod
+from coterie.spans import Profile
 from coterie.task import Task
 from coterie.tree import Tree
 
@@ -43,6 +44,7 @@ class Result:
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
     server: Tree = ()  # at the selected round
     onboarded: list[Result] = field(default_factory=list)  # one a client that was held out, at the end
+    profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was asked
     _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie import tree
 from coterie.data import Federation
 from coterie.data.loading import is_known
-from coterie.engine import Choice, Engine, choose, chunk_size
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files, picture, tracking
 from coterie.experiment.card import class_names
-from coterie.experiment.config import parse_bytes, read_toml, to_toml
+from coterie.experiment.config import read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.pick import Begin, pick_engine
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation, State
 from coterie.hyper import AnyMethod
+from coterie.spans import Profile, each, recording, span, timed
+
+if TYPE_CHECKING:
+    from coterie.experiment.abreast import Seat
 
 
 class Progress(Protocol):
@@ -51,6 +54,7 @@ def run(
     model: Model | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    profile: bool = False,
     **settings: Any,
 ) -> Result:
     """Train a federation and, for comparison, every client alone with the same number of gradient steps.
@@ -60,10 +64,21 @@ def run(
     pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
     `out`, a run folder is written there. `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has
     all of these; what else is given counts instead of its own. Without one, the method is FedMAP and the data FedMAP's
-    label skew.
+    label skew. With `profile`, the result's `profile` says where the time went, and `out` has a trace.json of it.
     """
-    setup = prepare(method, data, model=model, **settings)
-    return run_setup(setup, Path(out) if out is not None else None, progress=progress)
+    folder = Path(out) if out is not None else None
+    with recording(profile) as recorded:
+        setup = prepare(method, data, model=model, **settings)
+        result = run_setup(setup, folder, progress=progress)
+    return with_profile(result, recorded)
+
+
+def with_profile(result: Result, recorded: Profile | None) -> Result:
+    """The result with what was recorded, which is written too where there is a folder."""
+    result.profile = recorded
+    if recorded and result.path:
+        RunFolder(result.path).write_trace(recorded)
+    return result
 
 
 def run_setup(
@@ -73,21 +88,25 @@ def run_setup(
     progress: Progress | None = None,
     resuming: bool = False,
     report: bool = True,
+    seat: Seat | None = None,
 ) -> Result:
     """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference.
 
-    With `report`, and unless the configuration says no, report.html is written last.
+    With `report`, and unless the configuration says no, report.html is written last. With a `seat`, it runs abreast
+    of others.
     """
     from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
 
     tell = progress or Silent()
     tracking.check(setup.config.track, out)
-    result = execute(setup, out, tell, resume=resuming)
+    with span("run", run=setup.config.method):
+        result = execute(setup, out, tell, resume=resuming, seat=seat)
     if setup.config.reference and setup.config.method != "local":
         alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        result.reference = execute(alone, beside, tell, resume=begun)
+        with span("run", run="local"):
+            result.reference = execute(alone, beside, tell, resume=begun)
     if out:
         picture.write_facts(result, setup.federation, out)
     finish(result, setup, out)
@@ -98,6 +117,7 @@ def run_setup(
     return result
 
 
+@timed("report")
 def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
     """report.html in `out`. A picture that fails costs no result: it is told of, and can be drawn again."""
     from coterie.report import write  # it reads folders only, so what follows a run can be repeated at any time
@@ -112,11 +132,17 @@ def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
 
 
 def resume(
-    path: str | Path, *, data: Data | None = None, model: Model | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    data: Data | None = None,
+    model: Model | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Go on with a run from its last intact checkpoint; a finished run is read back.
 
-    A run whose data or model was given in Python needs the same ones again.
+    A run whose data or model was given in Python needs the same ones again. With `device`, it goes on there: a
+    checkpoint can be read everywhere.
     """
     path = Path(path)
     if (path / "deployment.json").exists():
@@ -129,11 +155,14 @@ def resume(
             raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
         if value is not None:
             values[key] = value
+    if device is not None:
+        values["device"] = device
+        values.pop("workers", None)
     setup = prepare(**values)
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> Result:
+def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, seat: Seat | None = None) -> Result:
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
@@ -151,13 +180,14 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
     elif folder:
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
-    engine = _engine(setup, sim, folder, config.rounds - done, tell)
+    begun = Begin(setup, sim, folder, config.rounds - done)
+    engine = seat.engine(begun) if seat else pick_engine([begun], begun.probe, tell.say)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
     good = (done, sim.state)
     saved = done
     try:
-        for number in range(done + 1, config.rounds + 1):
+        for number in each("round", range(done + 1, config.rounds + 1)):
             begin = time.perf_counter()
             outcome = sim.train(number, engine)
             record = _record(number, outcome, federation)
@@ -166,7 +196,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
                 record |= {part: {m: plain(v) for m, v in by.items()} for part, by in scores.items()}
                 if best is None or _better(setup.metric, record, _at(records, best)):
                     best, kept = number, sim.state
-            record["seconds"] = time.perf_counter() - begin
+            record["seconds"] = (time.perf_counter() - begin) / (seat.number if seat else 1)
             records.append(record)
             good = (number, sim.state)
             if folder:
@@ -216,40 +246,6 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool) -> 
     return result
 
 
-def _engine(setup: Setup, sim: Simulation, folder: RunFolder | None, rounds: int, tell: Progress) -> Engine:
-    """The engine of this run: the one it began with, the one asked for, or the one that measures fastest."""
-    config = setup.config
-    path = folder.path / "engine.json" if folder else None
-    if path and path.exists():
-        return Engine(**files.read_json(path)["engine"])
-    client = tree.nbytes(tree.rows(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
-    chunk = chunk_size(client, tree.nbytes(setup.task.init()), sim.participants, parse_bytes(config.memory))
-    if config.engine == "auto" or config.compile is None or config.workers is None:
-        fn, ids, rows_of = sim.probe()
-        choice = choose(
-            fn,
-            sim.federation,
-            ids,
-            rows_of,
-            client_steps=sim.client_steps(rounds),
-            rounds=rounds,
-            chunk=chunk,
-            workers=config.workers,
-            kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
-            compiled=config.compile,
-        )
-    else:
-        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers), {})
-    told = {
-        field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
-    }
-    if path:
-        measured = {name: round(value, 1) for name, value in choice.microseconds.items()}
-        files.write_json(path, {"engine": told, "microseconds_a_client_step": measured, "notes": list(choice.notes)})
-    tell.say(f"{config.method}: {choice.engine.describe()}" + "".join(f"; {note}" for note in choice.notes))
-    return choice.engine
-
-
 def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]:
     return {
         "round": number,
@@ -281,6 +277,7 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
     return rows
 
 
+@timed("write")
 def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
     config = result.config
     for i, row in enumerate(result.clients):

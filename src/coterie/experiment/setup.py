@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from coterie import rng
+from coterie import device, rng
 from coterie.data import Federation, from_clients, load
 from coterie.data.silos import load_silos
 from coterie.data.weights import balanced
@@ -23,6 +23,7 @@ from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
 from coterie.hyper import AnyMethod, name_of, values_of
 from coterie.models import find_model
+from coterie.spans import timed
 from coterie.task import Task, make_task
 
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
@@ -50,6 +51,7 @@ class Setup:
         return dataclasses.replace(self, config=config, method=method)
 
 
+@timed("prepare")
 def prepare(
     method: str | AnyMethod | None = None,
     data: Data | None = None,
@@ -68,7 +70,13 @@ def prepare(
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
         given = [key for table in TABLES for key in values.get(table, {})]
         raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
-    config, built = resolve(values, own_data=own_data, own_model=own_model)
+    absent = device.missing(values["device"]) if device.is_known(values.get("device")) else None
+    try:
+        config, built = resolve(values, own_data=own_data, own_model=own_model)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *([absent] if absent else [])]) from None
+    if absent:
+        raise ConfigError([absent])
     if not isinstance(method, str):
         built = method
         config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
@@ -78,7 +86,8 @@ def prepare(
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
-    return Setup(config.model_copy(update=resolved), built, federation, task, metric, peers, held_out)
+    staged = federation.to(torch.device(config.device))  # once, for all that follows
+    return Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out)
 
 
 def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
@@ -97,7 +106,7 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
             module = _module(model, federation)
-        own: dict[str, Any] = {"head": config.head, "decode": federation.decode}
+        own: dict[str, Any] = {"head": config.head, "decode": federation.decode, "bf16": config.bf16}
         task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
     except ConfigError as error:
         problems += error.problems

@@ -14,6 +14,7 @@ from coterie import rng, tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation, Index, SplitName
 from coterie.data.minibatches import Plan, draw, pad_positions
+from coterie.device import on
 from coterie.engine import Central, Engine, Place, in_order
 from coterie.engine.engine import Rows
 from coterie.errors import CoterieError
@@ -21,12 +22,14 @@ from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
+from coterie.spans import timed
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
 PARTS: tuple[SplitName, ...] = ("validation", "test")
 EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
 PASSES = 10_000_000  # of an example through a client's model, in a global test
+POOL = "evaluate on the pool"  # of all clients' test examples
 POOLED = 500_000  # of them whose outputs are held at once
 
 
@@ -69,13 +72,17 @@ class Simulation:
         params: Params | None = None,
         place: Place | None = None,
     ) -> Simulation:
-        params = task.init() if params is None else params
+        params = tree.map(lambda leaf: leaf.to(federation.x.device), task.init() if params is None else params)
         size = len(federation.names)
         place = place or Central()
-        keys = rng.keys_of(federation.names)
-        server = place.start(method, params, Population(size, participants, task, keys))
-        clients = tree.broadcast(method.init_client(params), size)
+        keys = rng.keys_of(federation.names).to(federation.x.device)
+        with on(federation.x.device):
+            server = place.start(method, params, Population(size, participants, task, keys))
+            clients = tree.broadcast(method.init_client(params), size)
         return cls(method, task, federation, plan, participants, seed, State(server, tree.clone(clients)), place)
+
+    def _at(self, ids: list[int]) -> Tensor:
+        return torch.tensor(ids, device=self.federation.x.device)
 
     def sample(self, round: int) -> list[int]:
         """The clients of a round."""
@@ -95,16 +102,18 @@ class Simulation:
         results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
         clients, ups, info = in_order(results, ids)
         self._check(round, ids, ups, info)
-        at = torch.tensor(ids)
+        at = self._at(ids)
         heard, said = at, ups
         if self.heard is not None:
             those = self._smallest(ids, self.heard, "hearing", round)
-            heard, said = torch.tensor(those), tree.rows(ups, torch.tensor([ids.index(i) for i in those]))
-        server = self.place.aggregate(self.method, self.state.server, heard, said)
+            heard, said = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
+        with on(self.federation.x.device):
+            server = self.place.aggregate(self.method, self.state.server, heard, said)
+            server_info = self.place.info(self.method, server)
         self.state = State(server, tree.put(self.state.clients, at, clients))
-        server_info = self.place.info(self.method, server)
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
+    @timed("evaluate")
     def evaluate(self, round: int, engine: Engine) -> dict[str, Scores]:
         """Every client's validation and test metrics of the model it would deploy now (P).
 
@@ -117,10 +126,12 @@ class Simulation:
             scores |= {f"global_{part}": by for part, by in self._score(results).items()}
         return scores
 
+    @timed("evaluate")
     def predictions(self, round: int, engine: Engine) -> Predictions:
         """What every client's model says of its own test examples: what `evaluate` scores."""
         return self._laid(self._own_outputs(round, engine), PARTS.index("test"), "test")
 
+    @timed("evaluate")
     def both_tests(self, round: int, engine: Engine) -> dict[str, Any]:
         """pFedBreD's protocol, where the method has a model for everybody (G) beside the clients' own (P); else {}.
 
@@ -167,7 +178,8 @@ class Simulation:
             (client, down), batches = rows_of(group)
             return (client, down, self._positions(group, pool)), batches
 
-        return engine.map(self._outputs, self.federation, ids, personal, purpose="evaluate")
+        purpose = "evaluate" if pool is None else POOL
+        return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
 
     def _shared_outputs(
         self, round: int, engine: Engine, shared: Params, ids: list[int] | None = None, pool: Index | None = None
@@ -176,26 +188,27 @@ class Simulation:
         rows_of = self._personal(round, ids)
 
         def common(group: list[int]) -> Rows:
-            return (tree.rows(shared, torch.tensor(group)), self._positions(group, pool)), rows_of(group)[1]
+            return (tree.rows(shared, self._at(group)), self._positions(group, pool)), rows_of(group)[1]
 
-        return engine.map(self._global_outputs, self.federation, ids, common, purpose="evaluate globally")
+        purpose = "evaluate globally" if pool is None else POOL
+        return engine.map(self._global_outputs, self.federation, ids, common, purpose=purpose)
 
     def _shared(self) -> Params | None:
         return self.place.models(self.method, self.state.server, len(self.federation.names))
 
     def _positions(self, group: list[int], pool: Index | None = None) -> tuple[Tensor, ...]:
         if pool is not None:
-            return (torch.from_numpy(pool).expand(len(group), -1),)
+            return (torch.from_numpy(pool).to(self.federation.x.device).expand(len(group), -1),)
         splits = [self.federation.split(i) for i in group]
-        return tuple(pad_positions([split[part] for split in splits]) for part in PARTS)
+        return tuple(pad_positions([split[part] for split in splits]).to(self.federation.x.device) for part in PARTS)
 
     def _laid(self, results: list[tuple[list[int], Tree]], k: int, part: SplitName) -> Predictions:
         """The k-th outputs of all clients, end to end in the order of the clients."""
         rows = {i: chunk[k][row] for group, chunk in results for row, i in enumerate(group)}
         own = [self.federation.split(i)[part] for i in range(len(rows))]
-        outputs = torch.cat([rows[i][: len(each)] for i, each in enumerate(own)])
+        outputs = torch.cat([rows[i][: len(each)] for i, each in enumerate(own)]).cpu()
         owner = torch.arange(len(own)).repeat_interleave(torch.tensor([len(each) for each in own]))
-        return Predictions(outputs, self.federation.y[torch.from_numpy(np.concatenate(own))], owner)
+        return Predictions(outputs, self.federation.y[torch.from_numpy(np.concatenate(own))].cpu(), owner)
 
     def _score(self, results: list[tuple[list[int], Tree]]) -> dict[str, Scores]:
         clients = len(self.federation.names)
@@ -246,12 +259,13 @@ class Simulation:
         def fresh() -> torch.Generator:
             return rng.torch_generator(self.seed, purpose, round)
 
-        down = self.place.send(send, self.state.server, torch.tensor(ids), fresh)
+        with on(self.federation.x.device):
+            down = self.place.send(send, self.state.server, self._at(ids), fresh)
         place = {client: row for row, client in enumerate(ids)}
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
-            at = torch.tensor([place[i] for i in group])
-            return tree.rows(self.state.clients, torch.tensor(group)), tree.rows(down, at)
+            at = self._at([place[i] for i in group])
+            return tree.rows(self.state.clients, self._at(group)), tree.rows(down, at)
 
         return rows_of, down
 
@@ -271,6 +285,7 @@ class Simulation:
     def _global_outputs(self, params: Params, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
         return _in_pieces(lambda x: self.task.logits(params, x), batches.x, positions)
 
+    @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
         for leaf in [*info.values(), *tree.leaves(ups)]:
             flat = leaf.reshape(len(ids), -1)

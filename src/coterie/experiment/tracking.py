@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from coterie.errors import ConfigError, CoterieWarning
 from coterie.experiment import files
+from coterie.spans import timed
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}  # name -> package
 BATCH = 1000  # scalars that MLflow takes at once
@@ -61,6 +62,7 @@ class Tracking:
             with _told(name):
                 self._trackers.append(_tensorboard(out, done) if name == "tensorboard" else MLflow(out, settings))
 
+    @timed("write")
     def round(self, record: dict[str, Any]) -> None:
         values = dict(scalars(record, self._clients))
         for tracker in list(self._trackers):

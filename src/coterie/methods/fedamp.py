@@ -76,7 +76,7 @@ class FedAMP(Method[Server, Params, Params, Params]):
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         m, no = population.size, torch.tensor(False)
-        return Server(tree.broadcast(trained, m), no.repeat(m), torch.eye(m, dtype=torch.float64), no)
+        return Server(tree.broadcast(trained, m), no.repeat(m), tree.wide(torch.eye(m)), no)
 
     def init_client(self, params: Params) -> Params:
         return params  # w_i
@@ -90,8 +90,8 @@ class FedAMP(Method[Server, Params, Params, Params]):
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
         w, heard = tree.put(server.w, ids, ups), server.heard.index_fill(0, ids, True)
-        xi, warned = self._xi(squared_distances(w), heard, bool(server.warned))
-        return Server(w, heard, xi, torch.tensor(warned))
+        xi, warned = self._xi(squared_distances(w), heard, server.warned)
+        return Server(w, heard, xi, warned)
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return client
@@ -109,14 +109,15 @@ class FedAMP(Method[Server, Params, Params, Params]):
             return math.sqrt(self.total_rounds) if self.alpha == "theorem" else self.lam
         return self.lam / self.alpha
 
-    def _xi(self, distance: Tensor, heard: Tensor, warned: bool) -> tuple[Tensor, bool]:
+    def _xi(self, distance: Tensor, heard: Tensor, warned: Tensor) -> tuple[Tensor, Tensor]:
         attends = others(heard)
         count = attends.sum(1, keepdim=True)  # [population, 1]; m - 1 once all were heard
         sigma = typical(distance, heard) / self.contrast if self.sigma == "auto" else self.sigma
         alpha, most = sigma / (count + 1), sigma / count
         if self.alpha != "auto":
             alpha = most.clamp_max(self.lam / self._pull)
-            warned = warned or _warn(self.lam / self._pull, float(most.min()))
+            if not bool(warned):
+                warned = torch.tensor(_warn(self.lam / self._pull, float(most.min())))
         return with_self(torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0)), warned
 
     def _slope(self, s: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
         return self._send(server, ids, score, server.heard.expand(len(ids), -1))
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
-        return self._send(server, ids, -server.losses.tracked[ids].double(), server.losses.visited[ids])
+        return self._send(server, ids, -tree.wide(server.losses.tracked[ids]), server.losses.visited[ids])
 
     def local_update(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> tuple[tuple[()], Up, Info]:
         tau = batches.count if isinstance(self.temperature, str) else torch.tensor(self.temperature)

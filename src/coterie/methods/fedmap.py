@@ -108,7 +108,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         return Client(theta, client.rounds + 1), Up(trained, log_weight, buffers), {"loss": loss, "prior": prior}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
-        weight = torch.softmax(ups.log_weight.double(), 0).float()
+        weight = torch.softmax(tree.wide(ups.log_weight), 0).float()
         gamma = Gamma(*({name: part[name] for name in ups.theta if part} for part in (server.gamma, server.s)))
         gamma = self._rho.descend(gamma, ups.theta, weight, self.prior_lr, self.prior_steps)
         new = {**gamma.mu, **tree.mean(ups.buffers, weight)}

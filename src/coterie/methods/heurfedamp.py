@@ -61,7 +61,7 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         m = population.size
-        return Server(tree.broadcast(trained, m), torch.tensor(False).repeat(m), torch.eye(m, dtype=torch.float64))
+        return Server(tree.broadcast(trained, m), torch.tensor(False).repeat(m), tree.wide(torch.eye(m)))
 
     def init_client(self, params: Params) -> Params:
         return params  # w_i

@@ -1,0 +1,163 @@
+"""What `auto` costs against every fixed choice of engine: the time of a run of a given length, choosing and compiling
+included.
+
+A run's time is that of its first round, in which steps are compiled, and of the others at the fastest one measured.
+Every choice is measured in a process of its own that has compiled nothing, with an empty cache on disk.
+
+    python benchmarks/choice.py [--quick] [--json FILE] [--case 1|2|3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import coterie
+from coterie.engine import Engine, chunk_size
+from coterie.engine.engine import cores
+from coterie.engine.workers import can_fork
+from coterie.experiment.pick import Begin, pick_engine
+from coterie.experiment.setup import Setup
+from coterie.experiment.simulation import Simulation
+from coterie.models import Factory, cnn, linear, mlp
+from coterie.tree import nbytes
+
+SLACK = 1.2
+CLIENTS = 20
+BATCH = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    network: Factory
+    shape: tuple[int, ...]
+    steps: int  # of a client in a round
+    rounds: int
+
+
+CASES = (
+    Case("softmax regression", linear, (784,), 40, 200),
+    Case("784-100-10", lambda shape, classes: mlp(shape, classes, hidden=(100,)), (784,), 40, 100),
+    Case("pFedVMP CNN", cnn, (1, 28, 28), 10, 20),
+)
+
+
+def setup_of(case: Case, clients: int, rounds: int) -> Setup:
+    torch.manual_seed(0)
+    size = case.steps * BATCH + 2  # an example to validate and one to test on
+    x, y = torch.randn(clients, size, *case.shape), torch.randint(10, (clients, size))
+    module = case.network(case.shape, 10)
+    options = {"rounds": rounds, "local_steps": case.steps, "batch_size": BATCH, "lr": 0.01, "validation": 1, "test": 1}
+    return coterie.prepare("fedavg", list(zip(x, y, strict=True)), model=module, **options)
+
+
+def start(setup: Setup) -> Simulation:
+    participants = setup.config.participants(len(setup.federation.names))
+    plan, seed = setup.config.plan(), setup.config.seed
+    return Simulation.start(setup.method, setup.task, setup.federation, plan, participants, seed)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def whole(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[float, str]:
+    """(the time of a run of so many rounds, its engine in words), in a process in which nothing was compiled before.
+
+    A fork of its own for each: whoever compiles first in a process pays for TorchInductor's start, and later ones would
+    look cheaper for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="coterie-benchmark-") as empty:
+        told = Path(empty) / "told.json"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
+                told.write_text(json.dumps(_timed(setup, engine, rounds)))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise SystemExit("a measurement failed")
+        taken, chosen = json.loads(told.read_text())
+        return float(taken), str(chosen)
+
+
+def _timed(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[float, str]:
+    sim = start(setup)
+    begin = time.perf_counter()
+    chosen = engine()
+    sim.train(1, chosen)
+    first = time.perf_counter() - begin
+    later = min(seconds(lambda: sim.train(2 + number, chosen)) for number in range(3))  # noqa: B023
+    return first + (rounds - 1) * later, chosen.describe()
+
+
+def measure(case: Case, quick: bool) -> tuple[str, dict[str, float], float]:
+    """(what auto chose, the times of fixed choices, the time of auto)."""
+    rounds = 2 if quick else case.rounds
+    setup = setup_of(case, 2 if quick else CLIENTS, rounds)
+    size = nbytes(setup.task.init())
+    chunk = chunk_size(4 * size, size, len(setup.federation.names), 2 * 2**30)
+    processes = [1, cores()] if can_fork() and cores() > 1 and not quick else [1]
+    fixed = {}
+    for kind, number in (("loop", 1), ("stacked", chunk)):
+        for compiled in (False,) if quick or kind == "loop" else (False, True):
+            # One chunk has no use for a second process: that would be the same choice twice.
+            for workers in processes if number < len(setup.federation.names) else [1]:
+                engine = Engine(kind, compiled, number, workers)  # type: ignore[arg-type]
+                fixed[engine.describe()] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
+    begun = Begin(setup, start(setup), None, rounds)
+    auto, chosen = whole(setup, lambda: pick_engine([begun], begun.probe, lambda _: None), rounds)
+    return chosen, fixed, auto
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: small, and no target is judged")
+    parser.add_argument("--json", type=Path, help="write the table and the targets here", metavar="FILE")
+    parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
+    options = parser.parse_args(arguments)
+    columns = ["model", "rounds", "choice", "s"]
+    rows: list[list[object]] = []
+    targets = []
+    for case in [CASES[options.case - 1]] if options.case else CASES:
+        chosen, fixed, auto = measure(case, options.quick)
+        rows += [[case.name, case.rounds, name, round(value, 2)] for name, value in fixed.items()]
+        rows.append([case.name, case.rounds, f"auto: {chosen}", round(auto, 2)])
+        ratio = round(auto / min(fixed.values()), 2)
+        targets.append({"name": case.name, "value": ratio, "target": SLACK, "reached": ratio <= SLACK})
+    title = "auto against every fixed choice: whole runs, with choosing and compiling"
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=110).print(table)
+    for target in targets:
+        judged = "quick" if options.quick else "yes" if target["reached"] else "no"
+        print(f"{target['name']}: auto takes {target['value']} x the best, at most {SLACK}: reached {judged}")
+    if options.json:
+        told = {"title": title, "columns": columns, "rows": rows, "targets": targets}
+        options.json.write_text(json.dumps(told, indent=2) + "\n")
+    return int(not options.quick and not all(target["reached"] for target in targets))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Four methods as they are usually written in PyTorch: the other side of `whole_run.py`.
+
+One `nn.Module` a client, a shuffling `DataLoader` each, `torch.optim.SGD`, one client after the other, all cores as
+threads inside each operation. A penalty is added to the loss; models are moved as lists of parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+Vector = list[Tensor]
+
+
+def vector(module: nn.Module) -> Vector:
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+@torch.no_grad()
+def put(module: nn.Module, values: Vector) -> None:
+    for parameter, value in zip(module.parameters(), values, strict=True):
+        parameter.copy_(value)
+
+
+def mean(models: list[Vector], weights: list[float]) -> Vector:
+    total = sum(weights)
+    return [sum(w / total * p for w, p in zip(weights, each, strict=True)) for each in zip(*models, strict=True)]
+
+
+def squared(a: Vector, b: Vector) -> Tensor:
+    return torch.stack([((p - q) ** 2).sum() for p, q in zip(a, b, strict=True)]).sum()
+
+
+class Ordinary(ABC):
+    """`round` trains every client for one epoch, combines, and returns each client's test accuracy."""
+
+    def __init__(
+        self, module: nn.Module, train: list[TensorDataset], test: list[TensorDataset], batch: int, lr: float
+    ) -> None:
+        self.modules = [copy.deepcopy(module) for _ in train]
+        self.loaders = [DataLoader(data, batch_size=batch, shuffle=True) for data in train]
+        self.tests = [DataLoader(data, batch_size=256) for data in test]
+        self.sizes = [float(len(data)) for data in train]
+        self.lr = lr
+        self.steps = 0  # gradients of the last round
+        self.start(vector(module))
+
+    def round(self) -> list[float]:
+        self.steps = 0
+        self.train()
+        return [self.accuracy(i) for i in range(len(self.modules))]
+
+    @abstractmethod
+    def start(self, initial: Vector) -> None: ...
+
+    @abstractmethod
+    def train(self) -> None: ...
+
+    def epoch(self, i: int, anchor: Vector | None = None, strength: float = 0.0) -> None:
+        """SGD on the loss, with strength / 2 ||w - anchor||^2 if there is an anchor."""
+        module = self.modules[i].train()
+        optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
+        for x, y in self.loaders[i]:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(x), y)
+            if anchor is not None:
+                loss = loss + strength / 2 * squared(list(module.parameters()), anchor)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            self.steps += 1
+
+    @torch.no_grad()
+    def accuracy(self, i: int) -> float:
+        module = self.modules[i].eval()
+        right = sum(int((module(x).argmax(1) == y).sum()) for x, y in self.tests[i])
+        return right / sum(len(y) for _, y in self.tests[i])
+
+
+class FedAvg(Ordinary):
+    def start(self, initial: Vector) -> None:
+        self.model = initial
+
+    def train(self) -> None:
+        for i, module in enumerate(self.modules):
+            put(module, self.model)
+            self.epoch(i)
+        self.model = mean([vector(module) for module in self.modules], self.sizes)
+        for module in self.modules:  # what a client would deploy
+            put(module, self.model)
+
+
+class FedAMP(Ordinary):
+    """Negative-exponential attention, sigma the median squared distance over 2, alpha = sigma / m, lambda = alpha."""
+
+    def start(self, initial: Vector) -> None:
+        self.cloud = [initial for _ in self.modules]
+
+    def train(self) -> None:
+        for i in range(len(self.modules)):
+            self.epoch(i, self.cloud[i], 1.0)
+        models = [vector(module) for module in self.modules]
+        m = len(models)
+        distance = torch.tensor([[float(squared(a, b)) for b in models] for a in models])
+        sigma = float(distance[~torch.eye(m, dtype=torch.bool)].median()) / 2
+        for i in range(m):
+            xi = torch.exp(-distance[i] / sigma) / m
+            xi[i] = 0
+            xi[i] = 1 - xi.sum()
+            self.cloud[i] = mean(models, xi.tolist())
+
+
+class FedMAP(Ordinary):
+    """A Gaussian prior with sigma^2 = 15, and clients weighted by their posterior density."""
+
+    SIGMA2 = 15.0
+
+    def start(self, initial: Vector) -> None:
+        self.gamma = initial
+
+    def train(self) -> None:
+        weights = []
+        for i, module in enumerate(self.modules):
+            self.epoch(i, self.gamma, 1 / self.SIGMA2)
+            with torch.no_grad():
+                module.eval()
+                losses = [F.cross_entropy(module(x), y, reduction="sum") for x, y in self.loaders[i]]
+                prior = squared(vector(module), self.gamma) / (2 * self.SIGMA2)
+                weights.append(-float(torch.stack(losses).sum()) / self.sizes[i] - float(prior))
+        share = torch.softmax(torch.tensor(weights, dtype=torch.float64), 0).tolist()
+        self.gamma = mean([vector(module) for module in self.modules], share)
+
+
+class PFedBreD(Ordinary):
+    """Strategy mh as its authors wrote it: a MAML step over two minibatches, the memory, K proximal steps."""
+
+    LAM, ETA, ETA_ALPHA, K, OUTER = 15.0, 0.05, 0.01, 5, 0.01
+
+    def start(self, initial: Vector) -> None:
+        self.model = initial
+        self.theta = [initial for _ in self.modules]
+        self.memory = [initial for _ in self.modules]
+
+    def train(self) -> None:
+        received = [self.client(i) for i in range(len(self.modules))]
+        self.model = mean(received, self.sizes)
+
+    def client(self, i: int) -> Vector:
+        module, w, theta, memory = self.modules[i].train(), self.model, self.theta[i], self.memory[i]
+        for first, second in pairs(self.loaders[i]):
+            inner = self.descend(module, w, w, first)
+            w = self.descend(module, w, inner, second)
+            mu = [p - self.ETA * (m - t) for p, m, t in zip(w, memory, theta, strict=True)]
+            put(module, w)
+            optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
+            for _ in range(self.K):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(module(second[0]), second[1])
+                (loss + self.LAM / 2 * squared(list(module.parameters()), mu)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                self.steps += 1
+            theta = vector(module)
+            w = [p - self.OUTER * self.LAM * (m - t) for p, m, t in zip(w, mu, theta, strict=True)]
+        self.theta[i], self.memory[i] = theta, w
+        return w
+
+    def descend(self, module: nn.Module, start: Vector, at: Vector, batch: tuple[Tensor, ...]) -> Vector:
+        put(module, at)
+        grads = torch.autograd.grad(F.cross_entropy(module(batch[0]), batch[1]), list(module.parameters()))
+        self.steps += 1
+        return [p - self.ETA_ALPHA * g for p, g in zip(start, grads, strict=True)]
+
+
+def pairs(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Every minibatch with the one after it; the last with the first."""
+    batches = list(loader)
+    return zip(batches, batches[1:] + batches[:1], strict=True)
+
+
+METHODS: dict[str, type[Ordinary]] = {"fedavg": FedAvg, "fedamp": FedAMP, "fedmap": FedMAP, "pfedbred": PFedBreD}

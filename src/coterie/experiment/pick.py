@@ -1,0 +1,79 @@
+"""Which engine runs a run, or several runs abreast; the choice is written into the run folder, and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from coterie import tree
+from coterie.data import Federation
+from coterie.engine import Choice, Engine, choose, chunk_size
+from coterie.engine.engine import Rows
+from coterie.experiment import files
+from coterie.experiment.config import parse_bytes
+from coterie.experiment.folder import RunFolder
+from coterie.experiment.setup import Setup
+from coterie.experiment.simulation import Simulation
+from coterie.spans import timed
+
+
+class Work(NamedTuple):
+    """What `Engine.map` is asked for."""
+
+    fn: Callable[..., Any]
+    federation: Federation
+    ids: Sequence[int]
+    rows_of: Callable[[list[int]], Rows]
+    purpose: str
+
+
+class Begin(NamedTuple):
+    """A run before its first round."""
+
+    setup: Setup
+    sim: Simulation
+    folder: RunFolder | None
+    rounds: int  # to go
+
+    def probe(self) -> Work:
+        """What `choose` measures."""
+        fn, ids, rows_of = self.sim.probe()
+        return Work(fn, self.sim.federation, ids, rows_of, "probe")
+
+
+@timed("choose")
+def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[[str], None]) -> Engine:
+    """The engine of a run, or of runs abreast: the one it began with, the one asked for, or the fastest measured."""
+    setup, sim, _, rounds = runs[0]
+    config = setup.config
+    paths = [run.folder.path / "engine.json" for run in runs if run.folder]
+    participants = sum(run.sim.participants for run in runs)
+    if paths and paths[0].exists():
+        return Engine(**files.read_json(paths[0])["engine"]).fitted(participants)
+    client = tree.nbytes(tree.rows(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
+    chunk = chunk_size(client, tree.nbytes(setup.task.init()), participants, parse_bytes(config.memory))
+    if config.engine == "auto" or config.compile is None or config.workers is None:
+        fn, federation, ids, rows_of, _ = probe()
+        choice = choose(
+            fn,
+            federation,
+            list(ids),
+            rows_of,
+            client_steps=sum(run.sim.client_steps(run.rounds) for run in runs),
+            rounds=rounds,
+            chunk=chunk,
+            workers=config.workers,
+            kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
+            compiled=config.compile,
+        )
+    else:
+        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers), {})
+    told = {
+        field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
+    }
+    measured = {name: round(value, 1) for name, value in choice.microseconds.items()}
+    for path in paths:
+        files.write_json(path, {"engine": told, "microseconds_a_client_step": measured, "notes": list(choice.notes)})
+    say(f"{config.method}: {choice.engine.describe()}" + "".join(f"; {note}" for note in choice.notes))
+    return choice.engine

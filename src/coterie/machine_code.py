@@ -1,0 +1,51 @@
+"""From a traced step to machine code, by TorchInductor; what has been compiled once is kept on disk for other runs.
+
+The cache is TorchInductor's own: in the folder TORCHINDUCTOR_CACHE_DIR, else in the user's cache folder
+(~/.cache/coterie, or in XDG_CACHE_HOME). It can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+TAKES = 15.0  # seconds, about, where nothing is cached
+_taken: list[float] = []  # seconds, in this process
+
+
+def compiling_takes() -> float:
+    """Seconds that compiling a step may take: as many as the last one did here."""
+    return _taken[-1] if _taken else TAKES
+
+
+def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., list[Tensor]]:
+    """The graph as a function of tensors of the shapes of `example`; raises what TorchInductor raises."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder())
+    begin = time.perf_counter()
+    # TorchInductor looks a graph up on disk only where it is told how shapes were traced: they are all fixed.
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))):
+        run: Any = torch._inductor.compile(graph, list[Any](example))
+    _taken.append(time.perf_counter() - begin)
+    return run  # type: ignore[no-any-return]
+
+
+def cache_folder() -> Path:
+    """Where nobody else can write: what is found there is run."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "coterie" / "torchinductor"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # no home folder, or a full or read-only one
+        return Path(tempfile.mkdtemp(prefix="coterie-"))

@@ -1,0 +1,195 @@
+"""Where the time went: a timer of named spans that nest.
+
+    with recording() as profile:            off by default; a span then costs a look at one variable
+        with span("train", round=3): ...    or, of a whole function, @timed("train")
+    profile.table()                         each name's own seconds: what its inner spans took is theirs
+    profile.trace()                         as JSON, for chrome://tracing or ui.perfetto.dev
+
+A forked worker goes on recording where its parent was and hands over what it added (`taken`, `add`): the clock is the
+machine's, so the spans of all processes lie on one time axis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WORK = ("train", "evaluate")  # what a round is for
+ORDER = ("prepare", "choose", "dispatch", "gather", *WORK, "aggregate", "write", "workers", "finish", "report", "other")
+MEANING = {
+    "prepare": "read the data, build the model",
+    "choose": "measure engines, compile",
+    "dispatch": "make what the clients are sent",
+    "gather": "fetch states, draw minibatches, put results in order",
+    "train": "local updates",
+    "evaluate": "views, their outputs, metrics",
+    "aggregate": "check and combine what the clients said",
+    "write": "checkpoints, models, records",
+    "workers": "start processes, wait for them, fetch their results",
+    "finish": "benefit over training alone, summary",
+    "report": "report.html",
+    "other": "everything else",
+}
+
+
+class Span(NamedTuple):
+    name: str
+    start: int  # ns
+    length: int  # ns
+    own: int  # ns; without the spans inside
+    process: int  # 0: this one; else a worker's number
+    about: dict[str, Any]  # such as the round; what was said of the spans around it included
+
+
+class Row(NamedTuple):
+    name: str
+    seconds: float  # in this process
+    elsewhere: float  # in the workers, summed up
+    share: float  # of all processes' time
+
+
+@dataclass
+class Profile:
+    spans: list[Span] = field(default_factory=list)
+    process: int = 0
+    _open: list[_Open] = field(default_factory=list, repr=False)
+
+    def table(self, *, run: str | None = None, rounds: bool = False, first: int = 1) -> list[Row]:
+        """Own time by name, in the order of `ORDER`. With `rounds`, of rounds only, those from `first` on; with `run`,
+        of the rounds of this method only."""
+        inside = [
+            span
+            for span in self.spans
+            if (run is None or span.about.get("run") == run) and (not rounds or span.about.get("round", -1) >= first)
+        ]
+        times: dict[str, list[int]] = {}
+        for span in inside:
+            name = span.name if span.name in ORDER else "other"
+            times.setdefault(name, [0, 0])[span.process > 0] += span.own
+        total = sum(map(sum, times.values())) or 1
+        return [Row(n, times[n][0] / 1e9, times[n][1] / 1e9, sum(times[n]) / total) for n in ORDER if n in times]
+
+    def share_of_work(self, *, run: str | None = None, first: int = 1) -> float:
+        """The share of the rounds' time, in all processes, that is local training and evaluation."""
+        return sum(row.share for row in self.table(run=run, rounds=True, first=first) if row.name in WORK)
+
+    def trace(self) -> dict[str, Any]:
+        """The trace-event format: complete events ("X") in microseconds from the beginning, workers as processes."""
+        begin = min((span.start for span in self.spans), default=0)
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": _process(number)}}
+            for number in sorted({span.process for span in self.spans})
+        ]
+        events += [
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": "coterie",
+                "ts": (span.start - begin) / 1e3,
+                "dur": span.length / 1e3,
+                "pid": span.process,
+                "tid": 0,
+                "args": span.about,
+            }
+            for span in sorted(self.spans, key=lambda span: (span.start, -span.length))
+        ]
+        return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+class _Open:
+    """A span that has begun."""
+
+    def __init__(self, profile: Profile, name: str, about: dict[str, Any]) -> None:
+        self._profile, self._name, self._about = profile, name, about
+        self.about, self.inner = about, 0
+
+    def __enter__(self) -> None:
+        stack = self._profile._open
+        self.about = {**stack[-1].about, **self._about} if stack else self._about
+        stack.append(self)
+        self._start = time.perf_counter_ns()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        length = time.perf_counter_ns() - self._start
+        profile = self._profile
+        if self not in profile._open:  # of a loop that was left by an exception, after what was around it
+            return
+        del profile._open[profile._open.index(self) :]
+        if profile._open:
+            profile._open[-1].inner += length
+        own = max(length - self.inner, 0)
+        profile.spans.append(Span(self._name, self._start, length, own, profile.process, self.about))
+
+
+_current: Profile | None = None
+_OFF = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def recording(enabled: bool = True) -> Iterator[Profile | None]:
+    """Record the spans of the block; yields None if not `enabled`. One at a time: an inner one records nothing."""
+    global _current
+    if not enabled or _current is not None:
+        yield None
+        return
+    _current = Profile()
+    try:
+        with span("all"):
+            yield _current
+    finally:
+        _current = None
+
+
+def span(name: str, **about: Any) -> contextlib.AbstractContextManager[None]:
+    return _OFF if _current is None else _Open(_current, name, about)
+
+
+def timed(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function whose calls are spans."""
+
+    def decorate(fn: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(fn)
+        def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+            with span(name):
+                return fn(*args, **kwargs)
+
+        return inside
+
+    return decorate
+
+
+def each(name: str, items: Iterable[T]) -> Iterator[T]:
+    """The items; the loop's body is a span of each, which says which one it was."""
+    for item in items:
+        with span(name, **{name: item}):
+            yield item
+
+
+def begin_worker(number: int) -> None:
+    """In a fork: what follows is this worker's."""
+    if _current is not None:
+        _current.process, _current.spans = number, []
+
+
+def taken() -> str | None:
+    """In a fork: what it recorded, as JSON."""
+    return None if _current is None else json.dumps(_current.spans)
+
+
+def add(recorded: str) -> None:
+    """What a worker recorded."""
+    if _current is not None:
+        _current.spans += [Span(*values) for values in json.loads(recorded)]
+
+
+def _process(number: int) -> str:
+    return f"worker {number}" if number else "this process"

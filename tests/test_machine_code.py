@@ -1,0 +1,70 @@
+"""Machine code is kept on disk, and a machine without a compiler does without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coterie import machine_code
+from coterie.machine_code import cache_folder, compiling_takes
+
+RUN = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+import torch, coterie
+from coterie import scan
+from torch._dynamo.utils import counters
+draw = torch.Generator().manual_seed(0)
+data = [(torch.randn(size, 3, generator=draw), torch.arange(size) % 2) for size in (40, 40, 90)]
+counts = []
+class Count(coterie.experiment.run.Silent):
+    def say(self, text): print(text)
+    def round(self, record, metric): counts.append(scan.compilations())
+options = dict(model="linear", rounds=4, batch_size=8, compile=True, workers=1, engine="stacked", progress=Count())
+result = coterie.run("fedavg", data, **options)
+coterie.run("fedavg", data, seed=1, reference=False, **options)
+print("compilations", counts, "of them from disk", counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+def run(cache: Path, **environment: str) -> str:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], env=variables, text=True, capture_output=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_step_is_compiled_once_and_then_found_on_disk(tmp_path: Path) -> None:
+    # One step for clients of both sizes, all rounds, the local reference (whose step is the same), and another seed.
+    once = "compilations [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"
+    assert f"{once} of them from disk 0" in run(tmp_path)
+    assert f"{once} of them from disk 1" in run(tmp_path)
+
+
+@pytest.mark.slow
+def test_without_a_compiler_steps_run_as_they_are(tmp_path: Path) -> None:
+    told = run(tmp_path, CXX=str(tmp_path / "none"), PATH="")
+    assert "running this step without compiling it" in told
+    assert "compilations [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]" in told
+
+
+def test_the_cache_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "coterie" / "torchinductor"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where no folder can be made
+    assert cache_folder().is_dir()
+
+
+def test_compiling_is_expected_to_take_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "_taken", [])
+    assert compiling_takes() == machine_code.TAKES
+    monkeypatch.setattr(machine_code, "_taken", [30.0, 4.0])
+    assert compiling_takes() == 4.0

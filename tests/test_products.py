@@ -1,0 +1,105 @@
+"""Products in faster forms are the same products, and what is changed in place is nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from coterie import tree
+from coterie.batches import Batch, Batches
+from coterie.engine.stacked import stacked
+from coterie.local import SGD, AdamW, train
+from coterie.products import faster_products
+from coterie.scan import _compiled, compiling, scan
+from coterie.task import Task
+
+CLIENTS, STEPS, SIZE = 3, 4, 6
+
+
+def batches(features: int) -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, features, generator=generator)
+    y = torch.randint(0, 3, (40,), generator=generator)
+    index = torch.randint(0, 40, (CLIENTS, 1, STEPS, SIZE), generator=generator)
+    mask = torch.ones(CLIENTS, 1, STEPS, SIZE)
+    mask[1, :, 2:] = 0  # one client is used up before the others
+    return Batches(x, y, index, mask, torch.zeros(CLIENTS, 1, STEPS, dtype=torch.int64), torch.full((CLIENTS,), 40))
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), SGD(0.1, weight_decay=0.1), AdamW(0.01)], ids=str
+)
+def test_compiled_training_equals_eager_training(optimizer: Any) -> None:
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 3)), "classification")
+    params = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, *leaf.shape), task.init())
+    before = tree.clone(params)
+    data = batches(200)
+
+    def one(params: Any, data: Batches) -> Any:
+        return train(task, optimizer, params, data)
+
+    expected = stacked(one, (params,), data)
+    with compiling():
+        got = stacked(one, (params,), data)
+        again = stacked(one, (params,), data)
+    for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+    assert all(bool((a == b).all()) for a, b in zip(tree.leaves(got), tree.leaves(again), strict=True))
+    assert all(bool((a == b).all()) for a, b in zip(tree.leaves(params), tree.leaves(before), strict=True))
+    if optimizer == SGD(0.1):  # the large matrix is changed in place, the head is too small for that
+        assert [run.in_place for run in _compiled.values() if run is not None and run.descents][-1] == {0}
+
+
+def test_the_value_before_the_step_survives_it() -> None:
+    """A carry may keep the last value beside the new one: the new one must then not be written over it."""
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        weight, _ = carry
+        return weight - 0.1 * (torch.ones(128, 6) @ batch.x), weight
+
+    def one(start: Tensor, data: Batches) -> Any:
+        return scan(step, (start, start), (), data)
+
+    start, data = torch.zeros(CLIENTS, 128, 200), batches(200)
+    expected = stacked(one, (start,), data)
+    with compiling():
+        got = stacked(one, (start,), data)
+    assert not bool((expected[0] == expected[1]).all())
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+
+
+def test_a_factor_that_is_itself_carried_is_not_changed_first() -> None:
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        a, b = carry
+        return a - 0.01 * (b @ b), b - 0.01 * (a @ a)
+
+    def one(start: Any, data: Batches) -> Any:
+        return scan(step, start, (), data)
+
+    generator = torch.Generator().manual_seed(1)
+    start = tuple(torch.randn(CLIENTS, 130, 130, generator=generator) / 10 for _ in range(2))
+    expected = stacked(one, (start,), batches(5))
+    with compiling():
+        got = stacked(one, (start,), batches(5))
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize(("rows", "first"), [(10, "weight"), (90, "x")])
+def test_weights_come_first_where_the_minibatch_is_small(rows: int, first: str) -> None:
+    def layer(weight: Tensor, x: Tensor) -> list[Tensor]:
+        return [torch.bmm(x, weight.transpose(1, 2))]
+
+    weight, x = torch.randn(2, 100, 256), torch.randn(2, rows, 256)
+    graph, descents = faster_products(make_fx(layer)(weight, x), 0)
+    inputs = {node.name: name for node, name in zip(graph.graph.nodes, ("weight", "x"), strict=False)}
+    (product,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.bmm.default)
+    assert inputs[product.args[0].name] == first
+    assert not descents
+    torch.testing.assert_close(graph(weight, x)[0], layer(weight, x)[0], rtol=1e-5, atol=1e-4)
