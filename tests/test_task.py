@@ -290,3 +290,9 @@ def test_a_module_with_something_of_its_own_equals_no_other() -> None:
     one = Task(Own())
     assert one == one
     assert one != Task(Own())
+
+
+def test_tasks_that_round_differently_differ():
+    module = nn.Linear(2, 2)
+    assert Task(module) == Task(module)
+    assert Task(module, bf16=True) != Task(module)

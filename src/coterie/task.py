@@ -74,7 +74,7 @@ class Task:
         self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
         self.head_module = _find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
-        self._structure = (kind, num_classes, head, self._example_losses, decode, _structure(self._train))
+        self._structure = (kind, num_classes, head, self._example_losses, decode, bf16, _structure(self._train))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same functions of parameters and data, whatever their models begin at.

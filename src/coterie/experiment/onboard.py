@@ -24,6 +24,7 @@ from coterie.data import Federation, from_clients
 from coterie.data.schema import schema_from_dict
 from coterie.data.silos import Silos, load_silos
 from coterie.data.weights import balanced
+from coterie.decode import Decode
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.errors import CheckpointError, ConfigError, DataError
@@ -182,7 +183,8 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)  # as in `prepare`: the run's initial model
         module = build_module(about, model, run)
-    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head)
+    decode = Decode.from_json(about.get("decode"))
+    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head, decode=decode)
     params = task.init()
     population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names))
     like = State(method.init_server(params, population), tree.broadcast(method.init_client(params), len(names)))
