@@ -36,6 +36,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/local_training.py
+	$(BIN)/python benchmarks/whole_run.py
 	$(BIN)/python benchmarks/class_moments.py
 	$(BIN)/python benchmarks/server_steps.py
 	$(BIN)/python benchmarks/flower_round.py

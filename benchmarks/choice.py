@@ -136,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the table and the targets here", metavar="FILE")
     parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a fork does not survive its parent's threads; client work runs on one anyway
     columns = ["model", "rounds", "choice", "s"]
     rows: list[list[object]] = []
     targets = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from coterie.engine import Engine
 
+SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "local_training.py"
 
 
@@ -119,3 +121,19 @@ def test_seeds_and_choice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     told = json.loads((tmp_path / "told.json").read_text())
     assert all(len(row) == len(told["columns"]) for row in told["rows"])
     assert [target["name"] for target in told["targets"]] == [case.name for case in module.CASES]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (SHARED / "fashion-mnist").exists() and "COTERIE_DATA" not in os.environ,
+    reason="Fashion-MNIST is not here: set COTERIE_DATA",
+)
+def test_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_DATA", os.environ.get("COTERIE_DATA", str(SHARED)))
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    module = importlib.import_module("whole_run")
+    told = tmp_path / "told.json"
+    assert module.main(["--quick", "--model", "linear", "--json", str(told)]) == 0
+    rows = json.loads(told.read_text())
+    assert [row[1] for row in rows["rows"]] == ["fedavg", "fedamp", "fedmap", "pfedbred"]
+    assert all(len(row) == len(rows["columns"]) for row in rows["rows"])

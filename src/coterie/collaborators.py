@@ -149,6 +149,16 @@ def join(method: Any, task: Task, newcomer: Newcomer, ids: Tensor, ups: Any) -> 
     return newcomer._replace(server=new._replace(models=models, optimizer=states))
 
 
+def implausible(method: Any, up: Any, examples: int) -> str | None:
+    """FedeRiCo's `implausible`: owners are clients, weights are posterior weights, losses are not below 0."""
+    owners, weight = up.steps.owners, up.steps.weight
+    if int(owners.min()) < 0 or int(owners.max()) >= len(up.losses.tracked):
+        return "steps for models that nobody owns"
+    if float(weight.min()) < 0 or float(weight.sum()) > 1 + 1e-4:
+        return f"posterior weights that add up to {float(weight.sum()):g}"
+    return "losses below 0" if min(float(each.min()) for each in (up.losses.tracked, up.losses.last)) < 0 else None
+
+
 def mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float) -> Mixture:
     """Of K models with the losses `tracked` [K]; those of less weight than `prune_below` become copies of the first."""
     weight = posterior(tracked, allowed)

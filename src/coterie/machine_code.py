@@ -1,7 +1,9 @@
 """From a traced step to machine code, by TorchInductor; what has been compiled once is kept on disk for other runs.
 
 The cache is TorchInductor's own: in the folder TORCHINDUCTOR_CACHE_DIR, else in the user's cache folder
-(~/.cache/coterie, or in XDG_CACHE_HOME). It can be deleted at any time.
+(~/.cache/coterie, or in XDG_CACHE_HOME). It can be deleted at any time. It holds sources and what the C++ compiler made
+of them. TorchInductor could keep whole graphs too, and start sooner, but as pickles, which we neither write nor
+read.
 """
 
 from __future__ import annotations
@@ -15,9 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TAKES = 15.0  # seconds, about, where nothing is cached
 _taken: list[float] = []  # seconds, in this process
@@ -33,8 +32,7 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callabl
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder())
     begin = time.perf_counter()
-    # TorchInductor looks a graph up on disk only where it is told how shapes were traced: they are all fixed.
-    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))):
+    with torch._inductor.config.patch(fx_graph_cache=False):
         run: Any = torch._inductor.compile(graph, list[Any](example))
     _taken.append(time.perf_counter() - begin)
     return run  # type: ignore[no-any-return]

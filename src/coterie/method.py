@@ -29,6 +29,7 @@ Client = TypeVar("Client")
 Down = TypeVar("Down")
 Up = TypeVar("Up")
 Info = dict[str, Tensor]
+COUNTS = {"count", "size", "class_size"}  # leaves of these names are numbers of examples
 
 
 class Population(NamedTuple):
@@ -136,6 +137,16 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     def message_bytes(self, ups: Up) -> int:
         """What the clients would send; less than the tensors' own size where they have room that is not used."""
         return tree.nbytes(ups)
+
+    def implausible(self, up: Up, examples: int) -> str | None:
+        """What a client that has `examples` examples cannot truthfully say in its message; None: nothing. A deployed
+        server asks before it combines. By default, leaves named as in `COUNTS` may not add up to more examples."""
+        for path, leaf in tree.pack(up).items():
+            if path.rpartition("/")[2] in COUNTS:
+                total, least = float(leaf.double().sum()), float(leaf.min()) if leaf.numel() else 0.0
+                if least < 0 or not 0 < total <= examples:
+                    return f"'{path}' counts {total:g} examples of {examples} declared"
+        return None
 
     def server_info(self, server: Server) -> Info:
         """Tensors of the server worth logging each round, such as who learned from whom."""

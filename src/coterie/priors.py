@@ -15,9 +15,10 @@ only for step sizes below tau sigma^2. All energies are concave in t, see `Prior
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -27,6 +28,7 @@ from torch.func import grad, vmap
 from coterie import tree
 from coterie.tree import Params
 
+SLACK = 0.01  # of a log-weight: the rounding of many small terms
 PIECE_BYTES = 4 * 2**20  # of clients' parameters that take a step at once: what a processor's cache holds
 FLOOR = 1e-3  # a learned variance stays above this share of c; the best s is never below 0, so it binds in passing only
 Family = Literal["gaussian", "gaussian-learned", "laplace", "student-t"]
@@ -199,3 +201,10 @@ def make(family: Family, sigma2: float, c: float, epsilon: float, tau: float, nu
 def _average(weight: Tensor, rows: Tensor) -> Tensor:
     mean: Tensor = torch.tensordot(weight.to(rows.dtype), rows, dims=1)
     return mean
+
+
+def overweight(method: Any, up: Any, examples: int) -> str | None:
+    """FedMAP's `implausible`: neither L nor R is below 0, so no omega is above 1 (but for rounding)."""
+    most = math.log(examples) if method.weighting == "samples" else 0.0
+    said = float(up.log_weight)
+    return f"a log-weight of {said:g}, where at most {most:g} is possible" if said > most + SLACK else None

@@ -183,6 +183,8 @@ def private(queue: Queue, book: Ledger, name: str):
 TABLE = {
     "run": "stroke-0a1b",
     "round": 3,
+    "rounds": 4,
+    "metric": "accuracy",
     "doing": "",
     "finished": False,
     "sites": {

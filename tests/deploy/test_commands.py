@@ -1,5 +1,6 @@
 """The commands, as a new user types them."""
 
+import json
 import os
 import stat
 
@@ -57,8 +58,8 @@ def test_certs_are_made_once_and_private_keys_are_private(tmp_path):
     ca, server = (x509.load_pem_x509_certificate((place / f"{name}.crt").read_bytes()) for name in ("ca", "server"))
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]
-    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1", "127.0.0.1"]
     keys = read_keyring(place / "keys")
     assert keys["aachen"] == read_identity(place / "sites" / "aachen.key").public
     before = (place / "sites" / "aachen.key").read_bytes()
@@ -93,13 +94,41 @@ def test_the_table_of_sites(capsys):
     console = Console(width=200, markup=False)
     console.print(site_table(TABLE))
     told = capsys.readouterr().out
-    for words in ("aachen", "silent", "0.500", "1.20 MB", "2 late", "last seen", "validation"):
+    for words in ("aachen", "silent", "0.500", "1.20 MB", "0.9 kB", "2 late", "last seen", "accuracy"):
         assert words in told
     changes = Changes(console)
     changes(TABLE)
     changes(TABLE)
     told = capsys.readouterr().out
-    assert told.count("round 3 closed; mean loss 0.5; silent: aachen; refused from aachen: 2 late") == 1
+    assert told.count("round 3 of 4 closed; mean loss 0.5; silent: aachen; refused from aachen: 2 late") == 1
+
+
+def test_what_follows_the_last_round_is_not_a_round(tmp_path, capsys):
+    from rich.console import Console
+
+    shown, console = [], Console(width=200, markup=False)
+    _, server, _ = make("fedavg", tmp_path, reference=False, rounds=2)
+    book = ledger()
+    keep, changes = book.show, Changes(console)
+
+    def show(out, doing=""):
+        keep(out, doing)
+        shown.append(json.loads((out / "sites.json").read_text()))
+        changes(shown[-1])
+
+    book.show = show
+    server.run(book)
+    assert {each["round"] for each in shown} == {0, 1, 2}
+    assert max(site["round"] for each in shown for site in each["sites"].values()) == 2
+    words = capsys.readouterr().out
+    assert words.count("round 2 of 2 closed") == 1
+    assert "round 3" not in words
+    assert [line for line in words.splitlines() if "closed" not in line][-2:] == [
+        "the last evaluation",
+        "the sites write their models",
+    ]
+    during = [each for each in shown if each["doing"] == "round 2 of 2"]
+    assert {"working", "answered"} <= {site["state"] for each in during for site in each["sites"].values()}
 
 
 def test_a_sites_own_csv(tmp_path):

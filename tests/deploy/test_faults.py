@@ -223,3 +223,37 @@ def test_a_site_whose_disk_is_lost_begins_anew_and_the_others_go_on(tmp_path):
     result = server.run(book)
     assert book.sites["d"].refused == {"state-lost": 1}
     assert [len(row["participants"]) for row in result.rounds] == [4, 3, 4]
+
+
+def test_a_site_that_was_gone_for_a_while_is_waited_for(tmp_path):
+    """As Flower tells it: the machine dies in round 2, every message to it fails until it is there again."""
+    setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
+    back, failed = [], []
+    post, addresses = queue.post, queue.addresses
+
+    def fault(direction, name, round, envelope):
+        if (direction, name, round) == ("to", "b", 2) and not back:
+            back.append(queue.time + 12)
+            queue.gone.add("b")
+            queue.replies.append(("node-b", None))
+            return []
+        return [envelope]
+
+    def posting(letters):
+        if "b" in queue.gone and "node-b" in letters:
+            failed.append(queue.time)
+            queue.replies.append(("node-b", None))
+        post(letters)
+
+    def present():
+        if back and queue.time >= back[0]:
+            queue.gone.discard("b")
+        return addresses()
+
+    queue.fault, queue.post, queue.addresses = fault, posting, present
+    book = ledger()
+    result = server.run(book)
+    assert back
+    assert not failed, "nothing is sent to one that is not there"
+    assert all(len(row["participants"]) == 4 for row in result.rounds)
+    check(setup, server, queue, book)

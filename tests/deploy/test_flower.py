@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from coterie import tree
 from coterie.data import load as load_data
 from coterie.deploy import app as app_folder
-from coterie.deploy import processes, settings
+from coterie.deploy import flower, processes, settings
 from coterie.deploy.flower import run_server, server_app
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.up import app_config, collect, federation, local_settings, part_of, up, wait
@@ -136,6 +136,16 @@ def test_what_goes_wrong_before_there_is_a_site_sends_no_words(tmp_path, capsys)
     assert "0 of 4" in json.loads((tmp_path / "run" / "error.json").read_text())["error"]
 
 
+def test_two_servers_do_not_write_into_one_folder(tmp_path, monkeypatch):
+    _, grid, run_config = play("fedavg", tmp_path)
+    monkeypatch.setattr(flower, "LEAVING", 0.1)
+    with flower.only_one(tmp_path / "run"), pytest.raises(CoterieError, match="another server is at work"):
+        run_server(grid, run_config, net)
+    assert not (tmp_path / "run" / "deployment.json").exists()
+    with flower.only_one(tmp_path / "run"):
+        pass  # free again
+
+
 def test_an_app_says_all_and_reads_itself_back(tmp_path):
     setup = prepare("fedamp", "digits", rounds=7, seed=4, lam=0.5, lr=0.2, **LOOP)
     out = app_folder.write(tmp_path / "my federation", setup.config, {"sites": 3, "deadline": 5.0})
@@ -233,6 +243,7 @@ def test_a_site_and_then_the_server_are_killed(tmp_path):
         until(lambda told: told["round"] == 2 and told["sites"][names[0]]["state"] == "working")
         running.superlink.kill()
     assert Ledger.load(out).round in (1, 2, 3)
+    (out / "sites.json").unlink()
     with federation(work, names) as running:
         running.submit(resume=True)
         wait(running, out, lambda told: None, 900)
@@ -260,45 +271,6 @@ def test_one_dead_site_does_not_stop_the_others(tmp_path):
     rows = RunFolder(out).read_rounds(9)
     assert rows[0]["participants"] == list(names)
     assert rows[2]["participants"] == list(names[:2])
-
-
-@pytest.mark.slow
-def test_in_rays_simulation_the_bits_are_the_simulators(tmp_path):
-    pytest.importorskip("ray", reason="needs pip install 'coterie[ray]'")
-    setup, out = part_of(deployed("fedamp"), 3), tmp_path / "run"
-    rules = {"sites": 3, "names": ",".join(setup.federation.names), "out": str(out), "joining": 300.0}
-    folder = app_folder.write(tmp_path / "app", setup.config, rules)
-    code = f"""
-from pathlib import Path
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
-from coterie.deploy.flower import run_server
-from coterie.deploy.up import app_config
-from coterie.flower import client_app
-flat = app_config(Path({str(folder)!r}))
-server, client, ours = ServerApp(), ClientApp(), client_app()
-server.main()(lambda grid, context: run_server(grid, flat, None))
-def answer(message, context):
-    context.run_config = flat
-    return ours(message, context)
-client.train()(answer)
-client.query()(answer)
-run_simulation(server, client, num_supernodes=3)
-"""
-    log = tmp_path / "log"
-    env = processes.environment(tmp_path / "home", {"COTERIE_SITES": str(tmp_path / "sites"), "OMP_NUM_THREADS": "1"})
-    process = processes.Process([sys.executable, "-c", code], log, env, tmp_path)
-    try:
-        limit = time.monotonic() + 600
-        while process.running and time.monotonic() < limit:
-            time.sleep(1)
-    finally:
-        process.stop()
-    assert (out / "summary.json").exists(), process.tail(40)
-    sim = simulate(setup)
-    kept, _ = RunFolder(out).load(3, type(sim.state)(sim.state.server, ()))
-    assert same(kept.server, sim.state.server)
 
 
 def test_the_data_set_has_the_clients_that_sites_are(tmp_path):

@@ -7,12 +7,16 @@ import torch
 
 from coterie import tree
 from coterie.deploy import guard, wire
+from coterie.deploy.facts import declare, gather, population
 from coterie.deploy.guard import SERVER, seal_header
+from coterie.deploy.places import Elsewhere
 from coterie.deploy.refused import Refused
+from coterie.deploy.site import one_client
 from coterie.deploy.wire import Envelope
 from coterie.deploy.work import Bench
+from coterie.experiment.setup import prepare
 
-from .inprocess import IDENTITIES, NAMES, Rules, ledger, make
+from .inprocess import IDENTITIES, NAMES, Rules, data, ledger, make, net
 from .test_faults import RULES, check
 
 
@@ -92,6 +96,66 @@ def test_a_bad_answer_is_refused_counted_and_without_effect(what, tmp_path):
     assert any(f"refused a message of b ({code})" in line for line in said)
     assert json.loads((server.out / "sites.json").read_text())["sites"]["b"]["refused"] == {code: 1}
     assert result.rounds[0]["participants"] == ["a", "c", "d"]
+
+
+LIES = {  # method, its settings, what of its message, the lie, the code
+    "an average's count": ("fedprox", {}, "count", 16.0, "bad-count"),
+    "log n": ("fedmap", {"weighting": "samples"}, "log_weight", 2.75, "bad-count"),  # log 15 is 2.71
+    "omega": ("fedmap", {"likelihood": "sum"}, "log_weight", 0.5, "bad-count"),
+    "all alike": ("fedmap", {"weighting": "uniform"}, "log_weight", 1.0, "bad-count"),
+    "a size": ("pfedvmp", {}, "size", 16.0, "bad-count"),
+    "sizes of classes": ("pfedvmp", {}, "class_size", 6.0, "bad-count"),  # each of three
+    "examples of a class": ("fedproto", {}, "class_size", -1.0, "bad-count"),
+    "a model nobody owns": ("federico", {}, "steps/owners", 4, "bad-count"),
+    "posterior weights": ("federico", {}, "steps/weight", 0.9, "bad-count"),
+    "a loss": ("federico", {}, "losses/tracked", -1.0, "bad-count"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_what_a_site_says_of_its_data_is_bounded_by_what_it_declared(what):
+    method, settings, key, lie, code = LIES[what]
+    setup = prepare(method, data(), model=net, rounds=1, batch_size=4, seed=3, reference=False, **settings)
+    own = one_client(setup.federation, "a")
+    facts = gather(setup.config, {name: declare(one_client(setup.federation, name)) for name in NAMES})
+    bench = Bench.build(setup.config, setup.method, net, facts, own)
+    server = setup.method.init_server(bench.task.init(), population(facts, bench.task, torch.arange(4)))
+    down = tree.rows(setup.method.dispatch(server, torch.tensor([0]), torch.Generator()), 0)
+    up = bench.train(1, bench.initial(), Elsewhere(down))[1]
+    guard.check_message(setup.method, up, declare(own).train, 1e6)
+    guard.check_combines(setup.method, server, 0, up)
+    false = tree.unpack({**tree.pack(up), key: torch.full_like(tree.pack(up)[key], lie)}, up)
+    with pytest.raises(Refused) as caught:
+        guard.check_message(setup.method, false, declare(own).train, 1e6)
+    assert caught.value.code == code
+
+
+def test_a_lie_about_log_n_changes_nothing_for_the_others(tmp_path):
+    lie = lambda e: rewritten(e, "b", spoiled("up/log_weight", 5.0))  # noqa: E731
+    fault = lambda d, name, round, e: [lie(e)] if (d, name, round) == ("from", "b", 2) else [e]  # noqa: E731
+    setup, server, queue = make("fedmap", tmp_path, RULES, fault, reference=False, weighting="samples")
+    book = ledger()
+    server.run(book)
+    assert book.sites["b"].refused == {"bad-count": 1}
+    check(setup, server, queue, book, absent={2: {"b"}})
+
+
+def test_what_the_method_cannot_combine_stops_nobody(tmp_path, monkeypatch):
+    setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
+    original = type(setup.method).aggregate
+
+    def aggregate(self, state, ids, ups):
+        if bool((ups.count == 6).any()) and fails:  # b's
+            raise RuntimeError("not positive definite")
+        return original(self, state, ids, ups)
+
+    fails = [True]
+    monkeypatch.setattr(type(setup.method), "aggregate", aggregate)
+    book = ledger()
+    server.run(book)
+    fails.clear()
+    assert book.sites["b"].refused == {"unusable": 3}
+    check(setup, server, queue, book, absent={1: {"b"}, 2: {"b"}, 3: {"b"}})
 
 
 def test_the_others_result_is_as_without_a_bad_answer(tmp_path):

@@ -76,6 +76,15 @@ def test_seeds_whose_pools_differ(one_after_another):
     )
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as at a terminal: a job in the background may have inherited that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("signalled", [False, True])
 def test_a_stop_leaves_all_seeds_to_be_gone_on_with(tmp_path, signalled):
     whole = compare(("fedavg",))

@@ -38,7 +38,9 @@ name = "{name}"
 version = "1.0.0"
 description = "A federation of Coterie: {method} on {data}"
 license = "Apache-2.0"
-dependencies = ["coterie[flower]"]
+# Empty: every machine has Coterie beside its Flower (pip install 'coterie[flower]', for a simulation 'coterie[ray]').
+# What is named here, Flower installs anew in each run; add what a network or data function of your own imports.
+dependencies = []
 
 [tool.hatch.build.targets.wheel]
 packages = ["."]

@@ -18,6 +18,7 @@ from coterie.experiment import files
 from coterie.experiment.folder import safe_name
 
 PEM = serialization.Encoding.PEM
+HERE = ("127.0.0.1", "localhost")  # by these the SuperLink's own processes, and its operator, reach it
 Key = ec.EllipticCurvePrivateKey
 
 
@@ -34,7 +35,8 @@ def make(out: Path, hosts: Sequence[str], sites: Sequence[str], days: int) -> di
     if not (out / "server.crt").exists():
         key = ec.generate_private_key(ec.SECP384R1())
         _write_key(out / "server.key", key)
-        _write_certificate(out / "server.crt", _server(key, ca_key, ca, hosts, days))
+        names = list(dict.fromkeys([*hosts, *HERE]))
+        _write_certificate(out / "server.crt", _server(key, ca_key, ca, names, days))
         written["the server"] += [out / "server.key", out / "server.crt"]
     if not (out / "server-app.key").exists():
         write_identity(out / "server-app.key", make_identity())

@@ -1,7 +1,7 @@
 """Sending a round's messages and waiting for the answers: until all are there or, at the deadline, a quorum is.
 
-A site that was silent last time is sent its message, but not waited for. One that fails, or comes back under another
-address, is sent its message again: it goes on from its own disk.
+A site that was silent last time is sent its message, but not waited for. One that fails is sent its message again, a
+few times; one that is gone, when it is back: it goes on from its own disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 from coterie.errors import CoterieError
 
-AGAIN = 2  # times a message is sent again to a site that failed
+AGAIN = 2  # times a message is sent again to a site that failed, though it is there
+PAUSE = 1.0  # seconds before that, times the number of failures
 POLL = 0.25
 INVITE = 3.0
 KEPT_WAITING = {"late", "replay", "wrong-round", "wrong-run"}  # says nothing about the answer still to come
@@ -38,6 +39,7 @@ class Delivery:
     waiting: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)  # when a message is sent again
 
     def run(self, number: int, letters: dict[str, Envelope], take: Take, counted: frozenset[str], need: int) -> None:
         self.letters, self.take = letters, take
@@ -45,12 +47,16 @@ class Delivery:
         self._post(letters)
         until, tries, invited = self.transport.now() + self.rules.deadline, 1, self.transport.now()
         while True:
-            for address, envelope in self.transport.poll(POLL):
+            arrived = self.transport.poll(POLL)
+            for address, envelope in arrived:
                 self._arrived(number, address, envelope)
+            if arrived:
+                self.ledger.show(self.out, self.ledger.stage())
             enough = len(self.done & counted) >= need
             if enough and not self.waiting - self.silent:
                 break
             now = self.transport.now()
+            self._send_again(now)
             if now >= until:
                 if enough:
                     break
@@ -62,6 +68,7 @@ class Delivery:
                     )
                 tries, until = tries + 1, now + self.rules.deadline
                 self.failures.clear()
+                self.due.clear()
                 self.waiting = set(letters) - self.done
                 self._post({name: letters[name] for name in self.waiting})
             if now - invited >= INVITE:
@@ -80,7 +87,7 @@ class Delivery:
             standing = self.ledger.sites[name]
             standing.state, standing.bytes_down = "working", standing.bytes_down + letter.nbytes
         self.silent.update(letters.keys() - there.keys())
-        self.ledger.show(self.out, f"round {self.ledger.round + 1}")
+        self.ledger.show(self.out, self.ledger.stage())
 
     def _arrived(self, number: int, address: str, envelope: Envelope | None) -> None:
         name = self.joining.name_at(address)
@@ -126,7 +133,16 @@ class Delivery:
     def _failed(self, name: str, state: str) -> None:
         self.ledger.sites[name].state = state
         self.failures[name] = self.failures.get(name, 0) + 1
-        if self.failures[name] <= AGAIN and name in self.joining.addresses:
-            self._post({name: self.letters[name]})
-        else:
-            self.waiting.discard(name)
+        self.due[name] = self.transport.now() + PAUSE * self.failures[name]
+
+    def _send_again(self, now: float) -> None:
+        late = [name for name, when in self.due.items() if when <= now]
+        reachable = self.transport.addresses() if late else set()
+        for name in late:
+            del self.due[name]
+            if name not in self.waiting or self.joining.addresses.get(name) not in reachable:
+                continue  # gone: when it is back, it joins again, and is sent its message then
+            if self.failures[name] <= AGAIN:
+                self._post({name: self.letters[name]})
+            else:
+                self.waiting.discard(name)

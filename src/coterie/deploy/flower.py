@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from coterie.experiment.folder import safe_name
 from coterie.experiment.setup import Model
 from coterie_site import from_records, to_records
 
+LEAVING = 60.0  # seconds for another server in the same run folder to end
 PULL = 0.25  # seconds between looks for answers, at least
 
 
@@ -43,25 +46,45 @@ def server_app(model: Model | None = None) -> ServerApp:
 def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -> None:
     config, method, deploy = settings.read(run_config, own_data=False, own_model=model is not None)
     out = Path(deploy.out) if deploy.out else default_out(config)
-    if deploy.resume:
-        ledger = Ledger.load(out)
-        if ledger.finished:
-            raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
-    elif (out / "deployment.json").exists():
-        raise CoterieError(f"'{out}' holds a run already: 'coterie flower resume' goes on with it")
-    else:
-        ledger = Ledger.new(deploy.federation)
-    key = read_identity(Path(deploy.key)) if deploy.key else identity_at(out / "server.key")
-    known = read_keyring(Path(deploy.keys) if deploy.keys else None)
-    transport = Carrier(grid, 2 * deploy.deadline)
-    chosen = model if model is not None else config.model
-    server = Server(config, method, chosen, transport, key, out, deploy.rules(), known, say)
-    try:
-        server.run(ledger)
-    except CoterieError as error:
-        files.write_json(out / "error.json", {"error": str(error)})
-        raise
+    with only_one(out):
+        if deploy.resume:
+            ledger = Ledger.load(out)
+            if ledger.finished:
+                raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
+        elif (out / "deployment.json").exists():
+            raise CoterieError(f"'{out}' holds a run already: 'coterie flower resume' goes on with it")
+        else:
+            ledger = Ledger.new(deploy.federation)
+        key = read_identity(Path(deploy.key)) if deploy.key else identity_at(out / "server.key")
+        known = read_keyring(Path(deploy.keys) if deploy.keys else None)
+        transport = Carrier(grid, 2 * deploy.deadline)
+        chosen = model if model is not None else config.model
+        server = Server(config, method, chosen, transport, key, out, deploy.rules(), known, say)
+        try:
+            server.run(ledger)
+        except Exception as error:
+            ours = isinstance(error, CoterieError)
+            told = str(error) if ours else f"{type(error).__name__}: {error} (the ServerApp's log has more)"
+            files.write_json(out / "error.json", {"error": told})
+            raise
     say(f"written to {out}")
+
+
+@contextlib.contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """One server at a time in a run folder. One whose SuperLink was killed takes a moment to notice, and to end."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as file:
+        until = time.monotonic() + LEAVING
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise CoterieError(f"another server is at work in '{out}': stop it first") from None
+                time.sleep(0.5)
+        yield
 
 
 def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | None, data: DataFunction | None) -> Site:

@@ -18,13 +18,13 @@ from coterie.deploy.keys import Identity
 from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 from coterie.evaluation.metrics import BETTER
+from coterie.hyper import AnyMethod
 from coterie.tree import Tree
 
 SERVER = "server"  # no site may be called that
 VERSION = 1
 HEADER_LIMIT = 4 * 2**20
 ROUTE = {"v": int, "run": str, "life": int, "round": int, "from": str, "to": str, "kind": str, "body": str}
-COUNTS = {"count", "size", "class_size"}  # leaves of these names are numbers of examples
 
 
 def seal_header(header: dict[str, Any], body: bytes, identity: Identity) -> Envelope:
@@ -63,19 +63,31 @@ def open_body(envelope: Envelope, like: Tree) -> Tree:
     return wire.decode(envelope.body, like)
 
 
-def check_message(up: Tree, examples: int, norm_bound: float) -> None:
-    """A client's message: finite, counting no more examples than the site declared, of a norm below the bound."""
-    flat = tree.pack(up)
-    for path, leaf in flat.items():
-        if not bool(torch.isfinite(leaf).all()):
-            raise Refused("not-finite", f"'{path}' holds NaN or infinite values")
-        if path.rpartition("/")[2] in COUNTS:
-            total, least = float(leaf.double().sum()), float(leaf.min()) if leaf.numel() else 0.0
-            if least < 0 or total > examples or total <= 0:
-                raise Refused("bad-count", f"'{path}' counts {total:g} examples of {examples} declared")
-    norm = math.sqrt(sum(float((leaf.double() ** 2).sum()) for leaf in flat.values() if leaf.is_floating_point()))
+def check_message(method: AnyMethod, up: Tree, examples: int, norm_bound: float) -> None:
+    """A client's message: finite, nothing that a client with so many examples cannot say, a norm below the bound."""
+    check_finite(up)
+    impossible = method.implausible(up, examples)
+    if impossible is not None:
+        raise Refused("bad-count", impossible)
+    floats = (leaf for leaf in tree.leaves(up) if leaf.is_floating_point())
+    norm = math.sqrt(sum(float((leaf.double() ** 2).sum()) for leaf in floats))
     if norm > norm_bound:
         raise Refused("norm", f"a norm of {norm:.3g}, above the bound {norm_bound:g}")
+
+
+def check_combines(method: AnyMethod, server: Tree, index: int, up: Tree) -> None:
+    """Client `index`'s message does not break the server: what does would stop the federation for everybody."""
+    try:
+        new = method.aggregate(server, torch.tensor([index]), tree.stack([up]))
+    except Exception as error:
+        raise Refused("unusable", f"the method cannot combine it: {error}") from error
+    check_finite(new)
+
+
+def check_finite(content: Tree) -> None:
+    for path, leaf in tree.pack(content).items():
+        if not bool(torch.isfinite(leaf).all()):
+            raise Refused("not-finite", f"'{path}' holds NaN or infinite values")
 
 
 def check_metrics(metrics: Any) -> dict[str, dict[str, float]]:

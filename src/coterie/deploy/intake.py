@@ -13,6 +13,7 @@ from coterie.deploy.guard import SERVER
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import CODES, Refused
 from coterie.deploy.wire import Envelope, as_bytes
+from coterie.hyper import AnyMethod
 from coterie.tree import Tree
 
 
@@ -40,6 +41,8 @@ class Intake:
     """One round's answers, as they come."""
 
     ledger: Ledger
+    method: AnyMethod
+    server: Tree  # the state that answers will change
     round: int
     asked: Mapping[str, str]  # {site: digest of what it was asked}
     training: frozenset[str]
@@ -82,10 +85,10 @@ class Intake:
         else:
             letters, form["mail"] = self._letters(sender, header)
         content = guard.open_body(envelope, form)
-        examples = self.ledger.declared[sender].train
-        guard.check_message((content["info"], content["alone_info"]), examples, float("inf"))
+        guard.check_finite((content["info"], content["alone_info"]))
         if self.forms.near is None:
-            guard.check_message(content["up"], examples, self.norm_bound)
+            guard.check_message(self.method, content["up"], self.ledger.declared[sender].train, self.norm_bound)
+            guard.check_combines(self.method, self.server, list(self.ledger.declared).index(sender), content["up"])
         mail = {to: as_bytes(content["mail"][str(i)]) for i, to in enumerate(letters)}
         return Answer(content.get("up", ()), content["info"], content["alone_info"], metrics, mail, refused)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ class Joining:
             if self.ledger.cards.get(name, {}).get("exchange") != card["exchange"]:  # a proof is never the same twice
                 self.ledger.cards[name] = card
             self.ledger.declared.setdefault(name, declared)
-            self.ledger.sites.setdefault(name, Standing())
+            self.ledger.sites.setdefault(name, Standing()).seen = time.time()
             self.addresses[name] = address
         return name
 

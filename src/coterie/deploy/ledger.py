@@ -4,6 +4,7 @@ sites. RUN/deployment.json is the commit of a round; RUN/sites.json is for peopl
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import time
 from pathlib import Path
@@ -38,7 +39,9 @@ class Standing:
 class Ledger:
     run: str
     life: int = 1
-    round: int = 0  # the last that is closed
+    round: int = 0  # the last message that is closed; after the rounds come an evaluation and the finish
+    rounds: int = 0  # that there will be
+    metric: str = ""  # what sites' models are compared by
     best: int = 0
     best_alone: int = 0
     finished: bool = False
@@ -83,8 +86,24 @@ class Ledger:
         except (TypeError, KeyError) as error:
             raise CheckpointError(f"'{path}' is not a ledger of this version: {error}") from error
 
-    def show(self, out: Path, doing: str | None = None) -> None:
+    def stage(self) -> str:
+        """What is being done now."""
+        if self.round < self.rounds:
+            return f"round {self.round + 1} of {self.rounds}"
+        return "the last evaluation" if self.round == self.rounds else "the sites write their models"
+
+    def show(self, out: Path, doing: str = "") -> None:
         """The table, as it is now."""
         table = {name: vars(each) for name, each in self.sites.items()}
-        told = {"run": self.run, "round": self.round, "doing": doing or "", "finished": self.finished, "sites": table}
-        files.write_json(out / "sites.json", {**told, "time": time.time()})
+        told = {"run": self.run, "round": min(self.round, self.rounds), "rounds": self.rounds, "metric": self.metric}
+        files.write_json(
+            out / "sites.json",
+            {
+                **told,
+                "doing": doing,
+                "finished": self.finished,
+                "sites": table,
+                "time": time.time(),
+                "pid": os.getpid(),
+            },
+        )

@@ -67,10 +67,10 @@ def conclude(
     return result
 
 
-def complete(result: Result, setup: Setup, out: Path) -> None:
+def complete(result: Result, setup: Setup, out: Path, population: int | None = None) -> None:
     """What follows a run and its reference: the benefit with its intervals, cards, facts for the report, the report."""
     picture.write_facts(result, setup.federation, out)
-    finish(result, setup, out)
+    finish(result, setup, out, population)
     if setup.config.report:
         write_report(out, [out], Silent())
 

@@ -10,7 +10,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from coterie import tree
-from coterie.deploy import guard, seal, wire
+from coterie.deploy import seal, wire
 from coterie.deploy.refused import Refused
 from coterie.deploy.seal import Route
 from coterie.hyper import AnyMethod
@@ -63,9 +63,9 @@ def write(circle: Circle, secret: X25519PrivateKey, run: str, round: int, up: Tr
 
 
 def read(
-    circle: Circle, secret: X25519PrivateKey, run: str, letter: tuple[int, str], data: bytes, like: Tree, bound: float
-) -> tuple[int, Tree]:
-    """(the sender's place, its message) of a letter (round, sender); raises `Refused`."""
+    circle: Circle, secret: X25519PrivateKey, run: str, letter: tuple[int, str], data: bytes, like: Tree
+) -> tuple[Peer, Tree]:
+    """(the sender, its message) of a letter (round, sender), which nobody has looked at yet; raises `Refused`."""
     round, sender = letter
     peer = circle.near.get(sender)
     if peer is None:
@@ -74,9 +74,7 @@ def read(
         data = seal.unseal(data, secret, peer.exchange, Route(run, round, sender, circle.name))
     if len(data) > wire.limit(like):
         raise Refused("too-large")
-    up = wire.decode(data, like)
-    guard.check_message(up, peer.train, bound)
-    return peer.index, up
+    return peer, wire.decode(data, like)
 
 
 def combine(method: AnyMethod, copy: Tree, heard: Mapping[int, Tree]) -> Tree:

@@ -152,6 +152,14 @@ def descendants(pid: int) -> list[tuple[int, int]]:
     return found
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended (one that nobody has asked for its end is still listed)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
 def _born(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -9,7 +9,6 @@ round, so that each site writes its model, at its own place.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +69,7 @@ class Server:
             ledger.save(self.out)
         joining.wait(self.out)
         rounds = Rounds.begin(self, ledger, joining, folder)
+        ledger.rounds, ledger.metric = self.config.rounds, rounds.setup.metric
         ledger.save(self.out)
         for number in range(ledger.round + 1, self.config.rounds + 2):
             rounds.play(number)
@@ -247,7 +247,8 @@ class Rounds:
 
     def _collect(self, number: int, letters: dict[str, Envelope], training: frozenset[str]) -> dict[str, Answer]:
         asked = {name: request_digest(guard.read_header(letter)) for name, letter in letters.items()}
-        intake = Intake(self.ledger, number, asked, training, self.forms, self.server.rules.norm_bound)
+        now = self.server.method, self.sim.state.server
+        intake = Intake(self.ledger, *now, number, asked, training, self.forms, self.server.rules.norm_bound)
 
         def take(name: str, envelope: Envelope, header: Record) -> bool:
             intake.take(name, envelope, header)
@@ -334,7 +335,7 @@ class Rounds:
     def _tell(self, number: int, answers: Mapping[str, Answer], training: frozenset[str]) -> None:
         for name, answer in answers.items():
             standing = self.ledger.sites[name]
-            standing.state, standing.round, standing.seen = "answered", number, time.time()
+            standing.state, standing.round = "answered", min(number, self.config.rounds)
             told = answer.metrics.get("own", {}).get("validation", {}).get(self.setup.metric)
             standing.metric = standing.metric if told is None else told
             for round, sender, code in answer.refused:

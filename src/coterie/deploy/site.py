@@ -193,8 +193,10 @@ class Site:
         for i, (round, sender, _) in enumerate(letters):
             try:
                 data = as_bytes(content[str(i)])
-                index, up = post.read(circle, secret, header["run"], (round, sender), data, private.up, self.norm_bound)
-                heard.setdefault(round, {})[index] = up
+                peer, up = post.read(circle, secret, header["run"], (round, sender), data, private.up)
+                guard.check_message(self.method, up, peer.train, self.norm_bound)
+                guard.check_combines(self.method, private.copy, peer.index, up)
+                heard.setdefault(round, {})[peer.index] = up
             except Refused as error:
                 self._log(header, f"mail of '{sender}' in round {round} refused ({error.code}): {error}")
                 refused.append([round, sender, error.code])

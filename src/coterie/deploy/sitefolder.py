@@ -36,7 +36,7 @@ def write(name: str, bench: Bench, store: Store, selected: int, selected_alone: 
         reference = _conclude(own, bench, out / "reference", _records(setup, name, history, "alone"), alone[0], taken)
     taken = bench.taken(round, content["client"], content["deploy"])
     result = _conclude(setup, bench, out, _records(setup, name, history, "own"), round, taken, reference)
-    outcome.complete(result, setup, out)
+    outcome.complete(result, setup, out, bench.facts.size)
     return out
 
 

@@ -27,10 +27,10 @@ def run(superlink: str, ca: Path, key: Path, node: dict[str, Any], folder: Path,
     sockets = Path(tempfile.mkdtemp(prefix="coterie-"))
     keeper = Keeper(superlink, ca, key, {**node, "worker": sockets / "worker"}, folder, say)
     try:
-        serve(sockets / "worker", keeper.look)
+        serve(sockets / "worker", keeper.look, say)
     finally:
+        shutil.rmtree(sockets, ignore_errors=True)  # first: who stops this process may not wait for the SuperNode
         keeper.stop()
-        shutil.rmtree(sockets, ignore_errors=True)
 
 
 @dataclass
@@ -58,6 +58,11 @@ class Keeper:
             self.ends = 1 if now - self.started > 300 else self.ends + 1
             wait = WAITS[min(self.ends, len(WAITS)) - 1]
             self.say(f"the SuperNode ended, see '{self.process.log}'; it is started again in {wait:g} seconds")
+            if self.ends == 2 and now - self.started < 60:
+                self.say(
+                    f"is the SuperLink at {self.superlink} running, and has its operator registered this site's public "
+                    "key (flwr supernode register)? After a crash here, it lets the same key in again in about a minute"
+                )
             self.process, self.due = None, now + wait
 
     def stop(self) -> None:

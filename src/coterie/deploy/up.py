@@ -6,6 +6,7 @@ RUN/flower/ holds what it needs: certs, the app, Flower's home, logs, and sites/
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from coterie.deploy import app, certs, outcome
 from coterie.deploy.facts import gather
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.processes import Process, call, environment, free_ports, program, wait_for_port
+from coterie.deploy.processes import Process, alive, call, environment, free_ports, program, wait_for_port
 from coterie.deploy.settings import quoted, refuse_device
 from coterie.deploy.work import Bench
 from coterie.engine import make_peers
@@ -52,7 +53,7 @@ class Federation:
         return self.work / "home"
 
     def start(self) -> None:
-        certs.make(self.work / "certs", [LOCAL, "localhost"], self.names, days=30)
+        certs.make(self.work / "certs", [LOCAL], self.names, days=30)
         self.start_superlink()
         for name in self.names:
             public = self.work / "certs" / "sites" / f"{safe_name(name)}.key.pub"
@@ -128,7 +129,8 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     settings = {**local_settings(work, names, out), **deploy}
     if not (work / "app" / "pyproject.toml").exists():
         app.write(work / "app", setup.config, settings)
-    (out / "error.json").unlink(missing_ok=True)
+    for name in ("error.json", "sites.json"):  # of the server before
+        (out / name).unlink(missing_ok=True)
     with federation(work, names) as running:
         running.submit(resume=going_on)
         wait(running, out, watch, limit)
@@ -145,20 +147,26 @@ def local_settings(work: Path, names: Sequence[str], out: Path) -> dict[str, Any
 def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
     until = time.monotonic() + limit
     assert running.superlink is not None
+    logs, ended = out / "flower" / "logs", False
     while time.monotonic() < until:
+        ending = ended or not running.superlink.running
         if (out / "sites.json").exists():
             table = files.read_json(out / "sites.json")
             watch(table)
             if table["finished"]:
                 return
+            ended = not alive(table["pid"])
         if (out / "error.json").exists():
             raise CoterieError(files.read_json(out / "error.json")["error"])
-        if not running.superlink.running:
-            raise CoterieError(f"the SuperLink ended; the end of its log:\n{running.superlink.tail()}")
+        if ending:  # and said nothing in one more look
+            who = "ServerApp" if running.superlink.running else "SuperLink"
+            raise CoterieError(f"the {who} ended, see '{logs}'{_advice(out)}")
         time.sleep(0.5)
-    raise CoterieError(
-        f"not done within {limit:g} seconds: 'coterie flower resume {out}' goes on; logs are in {out}/flower"
-    )
+    raise CoterieError(f"not done within {limit:g} seconds; logs are in '{logs}'{_advice(out)}")
+
+
+def _advice(out: Path) -> str:
+    return f"\nGo on with: coterie flower resume {shlex.quote(str(out))}" if (out / "deployment.json").exists() else ""
 
 
 def collect(setup: Setup, out: Path) -> Result:

@@ -94,7 +94,7 @@ def decode(body: bytes, like: T) -> T:
         raise Refused("bad-tree", f"the body cannot be read: {error}") from error
     for path, counts in runs.items():
         sent[path] = sent[path].repeat_interleave(torch.tensor(counts), 0)
-    return tree.unpack({path: sent[same.get(path, path)] for path in expected}, like)
+    return tree.rebuild({path: sent[same.get(path, path)] for path in expected}, like)
 
 
 def limit(like: Tree) -> int:

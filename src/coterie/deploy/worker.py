@@ -12,14 +12,16 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from coterie.deploy import guard
 from coterie.deploy.flower import make_site
 from coterie.deploy.site import Site
+from coterie.deploy.store import Store
 from coterie.deploy.wire import Envelope
 from coterie_site import parts
 
 
-def serve(path: Path, between: Callable[[], None]) -> None:
-    """For ever; `between` is called between messages, and at least every second."""
+def serve(path: Path, between: Callable[[], None], say: Callable[[str], None]) -> None:
+    """For ever; `between` is called between messages, and at least every second. `say` is told what was done."""
     sites: dict[bytes, Site] = {}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -37,7 +39,23 @@ def serve(path: Path, between: Callable[[], None]) -> None:
                 if about not in sites:
                     sites = {about: _site(about)}  # of one run at a time
                 stream.settimeout(None)
-                parts.write(stream, list(sites[about].answer(Envelope(*envelope))))
+                answer = sites[about].answer(Envelope(*envelope))
+                say(_words(sites[about], answer))
+                parts.write(stream, list(answer))
+
+
+def _words(site: Site, answer: Envelope) -> str:
+    """For whoever looks after the site."""
+    header = guard.read_header(answer)
+    run, what = header["run"], header["kind"]
+    if what == "joined":
+        return f"{run}: joined"
+    if what == "refused":
+        return f"{run}: a message was refused ({header['code']}); '{site.root / 'site.log'}' says why"
+    if what == "finished":
+        return f"{run}: finished; model, card and report are in '{Store(site.root, run, site.name).path / 'result'}'"
+    number, rounds = header["round"], site.config.rounds
+    return f"{run}: {f'round {number} of {rounds}' if number <= rounds else 'the last evaluation'} is done"
 
 
 def _site(about: bytes) -> Site:

@@ -28,12 +28,18 @@ SHOWN = 10  # collaborators that the Markdown names
 
 
 def write_cards(
-    result: Result, setup: Setup, out: Path, others: Sequence[str] = (), benefit: dict[str, Any] | None = None
+    result: Result,
+    setup: Setup,
+    out: Path,
+    others: Sequence[str] = (),
+    benefit: dict[str, Any] | None = None,
+    population: int | None = None,
 ) -> None:
     """card.json and card.md in every client's folder.
 
     `benefit` is that of benefit.json, which is read unless it is given; `others` are the clients of the run that a
-    newcomer, who is the one client of `result`, has joined.
+    newcomer, who is the one client of `result`, has joined; `population` is how many trained together where `result`
+    knows of one site only.
     """
     if benefit is None and (out / "benefit.json").exists():
         benefit = files.read_json(out / "benefit.json")
@@ -41,6 +47,7 @@ def write_cards(
     versions = {**environment()["packages"], "coterie": version(), "python": environment()["python"]}
     for i, name in enumerate(result.names):
         card = make_card(result, setup, i, others, gains.get(name), versions)
+        card |= {} if population is None else {"clients": population}
         folder = out / "clients" / safe_name(name)
         files.write_json(folder / "card.json", card)
         files.write_text(folder / "card.md", to_markdown(card, out))

@@ -18,12 +18,15 @@ from coterie.spans import timed
 
 
 @timed("finish")
-def finish(result: Result, setup: Setup, out: Path | None) -> None:
-    """Complete the rows of `result` and, with `out`, write what the run folder still lacks; the summary comes last."""
+def finish(result: Result, setup: Setup, out: Path | None, population: int | None = None) -> None:
+    """Complete the rows of `result` and, with `out`, write what the run folder still lacks; the summary comes last.
+
+    `population` is the size of the federation where `setup` is that of one site.
+    """
     if result.reference is not None:
         add_benefit(result, out)
     if out:
-        write_cards(result, setup, out)
+        write_cards(result, setup, out, population=population)
         files.write_json(out / "summary.json", summary(result))
 
 

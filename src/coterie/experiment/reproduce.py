@@ -126,9 +126,9 @@ TABLES: dict[str, Table] = {
     "fedmap-5": _fedmap("feature", 5, (83.38, 86.27, 65.38, 63.00, 63.10)),
     "fedmap-6": _fedmap("quantity", 6, (75.37, 79.06, 63.80, 61.54, 61.88)),
     "pfedbred-mnist-mclr": _pfedbred("pfedbred-mnist", "linear", 15, (86.59, 88.20, 88.4, 88.4, 89.83), 8),
-    "pfedbred-mnist-dnn": _pfedbred("pfedbred-mnist", "dnn", 30, (88.26, 90.51, 91.0, 90.6, 92.04), 50),
+    "pfedbred-mnist-dnn": _pfedbred("pfedbred-mnist", "dnn", 30, (88.26, 90.51, 91.0, 90.6, 92.04), 30),
     "pfedbred-fmnist-mclr": _pfedbred("pfedbred-fmnist", "linear", 15, (82.75, 97.60, 98.3, 97.8, 98.44), 8),
-    "pfedbred-fmnist-dnn": _pfedbred("pfedbred-fmnist", "dnn", 30, (80.09, 98.63, 98.4, 98.6, 98.73), 50),
+    "pfedbred-fmnist-dnn": _pfedbred("pfedbred-fmnist", "dnn", 30, (80.09, 98.63, 98.4, 98.6, 98.73), 30),
 }
 
 

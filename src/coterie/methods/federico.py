@@ -76,7 +76,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
     prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
     law_contexts: ClassVar = ({"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},)
-    onboard = collaborators.join
+    onboard, implausible = collaborators.join, collaborators.implausible
 
     def init_server(self, params: Params, population: Population) -> Server:
         size, task = population.size, population.task

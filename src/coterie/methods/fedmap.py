@@ -39,7 +39,7 @@ from coterie import tree
 from coterie.batches import Batches
 from coterie.local import Adam, Optimizer, mean_loss, train
 from coterie.method import Info, Method, Population
-from coterie.priors import Family, Gamma, Prior, Rate, make
+from coterie.priors import Family, Gamma, Prior, Rate, make, overweight
 from coterie.task import Task
 from coterie.tree import Params
 
@@ -78,6 +78,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     tau: Annotated[float, Field(gt=0, description="laplace: width of the rounded tip over the scale b")] = 0.01
     nu: Annotated[float, Field(gt=0, description="student-t: degrees of freedom")] = 4.0
 
+    implausible = overweight
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = tuple(
         {"prior": prior} for prior in ("gaussian-learned", "laplace", "student-t")
     )

@@ -16,7 +16,7 @@ def certs(
     sites: Annotated[list[str], typer.Argument(help="the sites' names", metavar="SITE...")],
     host: Annotated[
         list[str], typer.Option(help="a name or address of the SuperLink's machine (again for more)", metavar="HOST")
-    ] = ["127.0.0.1", "localhost"],  # noqa: B006
+    ] = ["127.0.0.1"],  # noqa: B006
     out: Annotated[Path, typer.Option(help="where to write them", metavar="FOLDER")] = Path("certs"),
     days: Annotated[int, typer.Option(help="how long the certificates are valid", min=1)] = 825,
 ) -> None:

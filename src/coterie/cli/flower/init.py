@@ -47,7 +47,13 @@ def init(
         out = app.write(folder, config.model_copy(update=resolved), {"sites": sites})
         console, quoted = stdout(), shlex.quote(str(out))
         say(console, f"Written to {out}: {config.method} on {config.data}, {config.rounds} rounds, {sites} sites")
-        say(console, f"Simulate it:  flwr run {quoted} local --stream --federation-config num-supernodes={sites}")
+        if _own(config.data):
+            say(
+                console,
+                "Each site:    coterie site --data FILE --superlink HOST:PORT --root-certificates ... --key ...",
+            )
+        else:
+            say(console, f"Simulate it:  flwr run {quoted} local --stream --federation-config num-supernodes={sites}")
         say(console, f"Deploy it:    flwr run {quoted} SUPERLINK --stream   (docs/deploy.md)")
 
 

@@ -31,36 +31,51 @@ class Changes:
     """One line whenever a round is closed or a message was refused."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._last = console, ""
+        self._console = console
+        self._said: set[str] = set()  # no line comes twice
 
     def __call__(self, told: Told) -> None:
-        sites = told["sites"]
+        sites, closed = told["sites"], told["round"]
         losses = [each["loss"] for each in sites.values() if each["loss"] is not None]
-        words = [told["doing"] if not told["round"] else f"round {told['round']} closed"]
+        words = [f"round {closed} of {told['rounds']} closed"] if closed else []
+        words += [f"mean loss {sum(losses) / len(losses):.4g}"] if closed and losses else []
+        words = [told["doing"]] if told["doing"] and closed in (0, told["rounds"]) else words
         silent = [name for name, each in sites.items() if each["state"] in ("silent", "failed")]
         refused = {name: each["refused"] for name, each in sites.items() if each["refused"]}
-        words += [f"mean loss {sum(losses) / len(losses):.4g}"] if losses else []
         words += [f"silent: {', '.join(silent)}"] if silent else []
         words += [f"refused from {name}: {_counts(codes)}" for name, codes in refused.items()]
-        line = "; ".join(filter(None, words))
-        if line and line != self._last:
-            self._last = line
+        line = "; ".join(words)
+        if line and line not in self._said:
+            self._said.add(line)
             say(self._console, line)
 
 
 def site_table(told: Told) -> Table:
-    title = f"{told['run']}: {told['doing'] or 'round ' + str(told['round'])}"
+    """The metric is on validation examples, of the round before: a message evaluates what the last one trained."""
+    title = f"{told['run']}: {told['doing'] or 'round ' + str(told['round']) + ' closed'}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("site")
     table.add_column("state")
-    for name in ("round", "last seen", "loss", "validation", "sent", "received", "refused"):
+    for name in (
+        "round",
+        "last seen",
+        "loss",
+        (told["metric"] or "metric").replace("_", " "),
+        "sent",
+        "received",
+        "refused",
+    ):
         table.add_column(name, justify="right")
     for name, each in told["sites"].items():
         seen = f"{max(0.0, time.time() - each['seen']):.0f} s ago" if each["seen"] else "-"
         numbers = ["-" if each[key] is None else f"{each[key]:.3f}" for key in ("loss", "metric")]
-        size = [f"{each[key] / 1e6:.2f} MB" for key in ("bytes_up", "bytes_down")]
+        size = [_bytes(each[key]) for key in ("bytes_up", "bytes_down")]
         table.add_row(name, each["state"], str(each["round"]), seen, *numbers, *size, _counts(each["refused"]) or "0")
     return table
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def _counts(refused: dict[str, int]) -> str:
