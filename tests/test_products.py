@@ -31,7 +31,14 @@ def batches(features: int) -> Batches:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), SGD(0.1, weight_decay=0.1), AdamW(0.01)], ids=str
+    "optimizer",
+    [
+        SGD(0.1),
+        AdamW(0.01),
+        pytest.param(SGD(0.1, momentum=0.9), marks=pytest.mark.slow),
+        pytest.param(SGD(0.1, weight_decay=0.1), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_compiled_training_equals_eager_training(optimizer: Any) -> None:
     torch.manual_seed(0)
