@@ -53,15 +53,10 @@ class Case:
         )
 
 
-SOFTMAX = {"rounds": 10, "local_epochs": 3, "batch_size": 10, "model": "linear"}
+SOFTMAX = {"rounds": 10, "local_epochs": 1, "batch_size": 10, "model": "linear"}
 CASES = (
     Case("FedMAP, MLP 30-32-16-2", "fedmap", "synthetic-label-skew", {"rounds": 10, "local_epochs": 5}),
-    Case(
-        "FedAvg, softmax regression",
-        "fedavg",
-        None,
-        {"rounds": 10, "local_epochs": 3, "batch_size": 10, "model": "linear"},
-    ),
+    Case("FedAvg, softmax regression", "fedavg", None, SOFTMAX),
 )
 
 

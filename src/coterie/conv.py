@@ -3,6 +3,9 @@
 PyTorch's CPU convolution is slow when the input has one or three channels: the patches are then so short that it pays
 to lay them out as a matrix and multiply (im2col). On a 28x28 network with two convolutions this takes a compiled step
 from 9.8 ms to 5.7 ms (`benchmarks/local_training.py` measures the whole). Results agree to float tolerance.
+
+Convolutions with more channels are faster with channels last, where there is one client: the second one of that network
+from 0.90 to 0.52 ms forward and from 2.0 to 1.4 ms backward, each measured alone.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from torch._inductor.inductor_prims import force_stride_order
 from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
-LONG = 128  # features that are summed over: below, laying out x^T does not pay
-ROWS = 64  # examples: beyond, x W^T is as fast
-LARGE = 16_384  # numbers in a client's matrix: below, one more operation costs more than what it saves
+# Bounds of what was tried (20 x 784 x 100 and like it), not measured break-even points.
+LONG = 128  # features that are summed over, at least
+ROWS = 64  # examples, at most
+LARGE = 16_384  # numbers in a client's matrix, at least: for a small one, one more operation costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,7 @@ class Descent:
     """Leaf `at` of the carry becomes itself plus first @ second: output `at` of the graph, and `second`."""
 
     at: int
-    second: (
-        int  # among the graph's outputs; from -1 downwards, among its inputs (~second), which need not be given back
-    )
+    second: int  # among the graph's outputs; below 0, ~second among its inputs, which need not be given back
 
     def apply(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
         leaf, first = inputs[self.at], outputs[self.at]

@@ -116,7 +116,7 @@ class _Program:
 
     def gather(self, pool: Tensor, index: Tensor, which: int) -> Tensor:
         """The examples at `index`, [steps, clients ..., batch]; `pool` is x (which = -2) or y (which = -1)."""
-        if all(dims[which] is None for dims in self.lifts):  # one pool for all: rows are copied, three times as fast
+        if all(dims[which] is None for dims in self.lifts):  # one pool for all: rows are copied, twice as fast
             return pool.index_select(0, index.flatten()).view(*index.shape, *pool.shape[1:])
 
         def take(pool: Tensor, index: Tensor) -> Tensor:
