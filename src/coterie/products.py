@@ -1,16 +1,22 @@
 """Matrix products in the forms that a processor is fast at, used where steps are compiled.
 
-A linear layer computes x W^T with few rows in x (a minibatch) and a large W. For stacked clients that product runs at a
-third of the speed of (W x^T)^T with x^T laid out anew, and laying it out costs a tenth of what it saves.
+A linear layer computes x W^T with few rows in x (a minibatch). Where W has few rows too (a classifier), a library call
+costs more than the product: as a sum of elementwise products it is compiled into the step. Where W is large, MKL on
+Intel's processors takes a third of the time for (W x^T)^T with x^T laid out anew, which costs a tenth of what it saves;
+on AMD's it takes four times as long, so there the product stays as it is. (The processor's maker decides and not a
+measurement, so that a run that is resumed has the same bits.)
 
-A step of gradient descent, W - lr d^T x, is one operation in place, where the product alone and then the difference
-would write and read a second matrix as large as W.
+A step of gradient descent, W - lr (d^T x + r), is B - lr d^T x in place, where B is W or W - lr r: the product alone and
+then the difference would write and read a second matrix as large as W.
 """
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,51 +28,74 @@ aten = torch.ops.aten
 # Bounds of what was tried (20 x 784 x 100 and like it), not measured break-even points.
 LONG = 128  # features that are summed over, at least
 ROWS = 64  # examples, at most
-LARGE = 16_384  # numbers in a client's matrix, at least: for a small one, one more operation costs more than it saves
+NARROW = 16  # outputs of a layer and examples, at most, whose product is compiled into the step
+LARGE = 4_096  # numbers in a client's matrix, at least: for a small one, one more operation costs more than it saves
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Leaf `at` of the carry becomes itself plus first @ second: output `at` of the graph, and `second`."""
+    """Leaf `at` of the carry becomes base + first @ second; base is the leaf itself, or output `at` of the graph."""
 
     at: int
+    first: int  # among the graph's outputs; `at` where the base is the leaf itself
     second: int  # among the graph's outputs; below 0, ~second among its inputs, which need not be given back
 
+    @property
+    def in_place(self) -> bool:
+        """Whether it changes the leaf that it was given."""
+        return self.first == self.at
+
     def apply(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-        leaf, first = inputs[self.at], outputs[self.at]
+        base, first = (inputs if self.in_place else outputs)[self.at], outputs[self.first]
         second = outputs[self.second] if self.second >= 0 else inputs[~self.second]
-        return leaf.baddbmm_(first, second) if leaf.ndim == 3 else leaf.addmm_(first, second)
+        return base.baddbmm_(first, second) if base.ndim == 3 else base.addmm_(first, second)
 
 
 def faster_products(graph: GraphModule, num_carry: int) -> tuple[GraphModule, tuple[Descent, ...]]:
     """The same step with its products rewritten, and what of its carry is left to be added in place."""
     for node in list(graph.graph.nodes):
         if node.target is aten.bmm.default:
-            _weight_first(graph.graph, node)
+            _layer(graph.graph, node)
     descents = _descents(graph.graph, num_carry)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, descents
 
 
-def _weight_first(graph: Graph, node: Node) -> None:
-    """x W^T as (W x^T)^T."""
+def _layer(graph: Graph, node: Node) -> None:
+    """x W^T as a sum that is compiled, or as (W x^T)^T."""
     x, second = (_behind(each) for each in node.args)
     turned = _turned(second)
     if turned is None or not (weight := _behind(turned)).meta["val"].is_contiguous():
         return
     (_, rows, long), wide = x.meta["val"].shape, weight.meta["val"].shape[1]
-    if long < LONG or rows > ROWS or wide <= rows:
+    if long < LONG or rows > ROWS:
         return
     with graph.inserting_before(node):
-        across = graph.call_function(aten.transpose.int, (x, 1, 2))
-        # `clone` and `contiguous` leave the layout to the compiler, which would keep that of x
-        laid = graph.call_function(force_stride_order, (across, (long * rows, rows, 1)))
-        product = graph.call_function(aten.bmm.default, (weight, laid))
-        back = graph.call_function(aten.transpose.int, (product, 1, 2))
-        back = graph.call_function(force_stride_order, (back, (rows * wide, wide, 1)))
+        if max(wide, rows) <= NARROW:
+            left, right = (graph.call_function(aten.unsqueeze.default, at) for at in ((x, 2), (weight, 1)))
+            terms = graph.call_function(aten.mul.Tensor, (left, right))
+            back = graph.call_function(aten.sum.dim_IntList, (terms, [3]))
+        elif wide > rows and intel():
+            across = graph.call_function(aten.transpose.int, (x, 1, 2))
+            # `clone` and `contiguous` leave the layout to the compiler, which would keep that of x
+            laid = graph.call_function(force_stride_order, (across, (long * rows, rows, 1)))
+            product = graph.call_function(aten.bmm.default, (weight, laid))
+            back = graph.call_function(aten.transpose.int, (product, 1, 2))
+            back = graph.call_function(force_stride_order, (back, (rows * wide, wide, 1)))
+        else:
+            return
     back.meta = dict(node.meta)
     node.replace_all_uses_with(back)
+
+
+@functools.cache
+def intel() -> bool:
+    """Whether Intel made this processor, for which MKL has other code than for all others."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "Intel" in platform.processor()
 
 
 def _descents(graph: Graph, num_carry: int) -> tuple[Descent, ...]:
@@ -87,10 +116,18 @@ def _descents(graph: Graph, num_carry: int) -> tuple[Descent, ...]:
             first = graph.call_function(aten.mul.Tensor, (step.first, -step.rate))
             if step.alive is not None:  # a client whose minibatches are used up stays where it is
                 first = graph.call_function(aten.where.ScalarOther, (step.alive, first, 0.0))
+            if step.rest is None:
+                base, results[at] = at, first
+            else:
+                rest = graph.call_function(aten.mul.Tensor, (step.rest, step.rate))
+                less = graph.call_function(aten.sub.Tensor, (leaf, rest))
+                if step.alive is not None:
+                    less = graph.call_function(aten.where.self, (step.alive, less, leaf))
+                base, results[at] = len(results), less
+                results.append(first)
         second = _behind(step.second)
         place = ~inputs.index(second) if second in inputs else len(results)
-        found.append(Descent(at, place))
-        results[at] = first
+        found.append(Descent(at, base, place))
         if place >= 0:
             results.append(second)
     output.args = (results,)
@@ -98,10 +135,11 @@ def _descents(graph: Graph, num_carry: int) -> tuple[Descent, ...]:
 
 
 class _Step(NamedTuple):
-    """leaf - rate * first @ second, where alive."""
+    """leaf - rate * (first @ second + rest), where alive."""
 
     first: Node
     second: Node
+    rest: Node | None
     rate: float
     alive: Node | None
 
@@ -115,13 +153,26 @@ def _step(result: Any, leaf: Node) -> _Step | None:
     scaled = result.args[1]
     if scaled.target is not aten.mul.Tensor or not isinstance(scaled.args[1], float) or len(scaled.users) > 1:
         return None
-    product, turned = _behind(scaled.args[0]), False
-    while (inner := _turned(product)) is not None:
-        product, turned = _behind(inner), not turned
-    if turned or product.target not in (aten.bmm.default, aten.mm.default):
+    grad, rest = scaled.args[0], None
+    product = _product(grad)
+    if product is None and grad.target is aten.add.Tensor and not grad.kwargs and len(grad.users) == 1:
+        for one, other in (grad.args, reversed(grad.args)):
+            if product is None and isinstance(other, Node) and (product := _product(one)) is not None:
+                rest = other
+    if product is None or (rest is not None and rest.meta["val"].shape != leaf.meta["val"].shape):
         return None
     first, second = product.args
-    return _Step(cast(Node, first), cast(Node, second), scaled.args[1], alive)
+    return _Step(cast(Node, first), cast(Node, second), rest, scaled.args[1], alive)
+
+
+def _product(node: Any) -> Node | None:
+    """The matrix product that `node` shows, if it does."""
+    if not isinstance(node, Node):
+        return None
+    node, turned = _behind(node), False
+    while (inner := _turned(node)) is not None:
+        node, turned = _behind(inner), not turned
+    return node if not turned and node.target in (aten.bmm.default, aten.mm.default) else None
 
 
 def _behind(node: Any) -> Node:

@@ -194,7 +194,7 @@ class _Compiled:
     @property
     def in_place(self) -> set[int]:
         """The leaves of the carry that it changes."""
-        return {descent.at for descent in self.descents}
+        return {descent.at for descent in self.descents if descent.in_place}
 
     def __call__(self, *flat: Tensor) -> list[Tensor]:
         outputs = self.graph(*flat)
