@@ -6,8 +6,8 @@ Intel's processors takes a third of the time for (W x^T)^T with x^T laid out ane
 on AMD's it takes four times as long, so there the product stays as it is. (The processor's maker decides and not a
 measurement, so that a run that is resumed has the same bits.)
 
-A step of gradient descent, W - lr (d^T x + r), is B - lr d^T x in place, where B is W or W - lr r: the product alone and
-then the difference would write and read a second matrix as large as W.
+A step of gradient descent, W - lr (d^T x + r), is B - lr d^T x in place, where B is W or W - lr r: the product alone
+and then the difference would write and read a second matrix as large as W.
 """
 
 from __future__ import annotations

@@ -17,12 +17,14 @@ import contextlib
 import functools
 import logging
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -31,6 +33,7 @@ from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
 from coterie.device import on
+from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
@@ -42,6 +45,7 @@ Runner = Callable[..., list[Tensor]]
 GATHERED = 2**20  # bytes of examples that are read at once
 
 _compile: ContextVar[bool] = ContextVar("compile", default=False)
+_width: ContextVar[int | None] = ContextVar("width", default=None)
 _compiled: dict[Hashable, _Compiled | None] = {}  # None: could not be compiled, runs eagerly
 
 
@@ -58,13 +62,17 @@ def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
 
 
 @contextlib.contextmanager
-def compiling(enabled: bool = True) -> Iterator[None]:
-    """Compile the steps of the scans inside."""
-    token = _compile.set(enabled)
+def compiling(enabled: bool = True, width: int | None = None) -> Iterator[None]:
+    """Compile the steps of the scans inside, for `width` clients a step (None: for all that are stacked).
+
+    Steps that are not compiled have at most as many.
+    """
+    tokens = _compile.set(enabled), _width.set(width)
     try:
         yield
     finally:
-        _compile.reset(token)
+        _compile.reset(tokens[0])
+        _width.reset(tokens[1])
 
 
 def compilations() -> int:
@@ -158,19 +166,26 @@ class _Scan(torch.autograd.Function):
 def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     levels = len(program.lifts)
     carry, fixed, time = flat[: program.num_carry], flat[program.num_carry : -3], flat[-3:]
-    # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
-    index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
-    # Steps that at least one client takes; the meta device, which has shapes only, takes all.
-    alive = [True] * len(mask) if mask.is_meta else mask.flatten(1).any(1).tolist()
-    if not any(alive):
-        return [value.clone() for value in carry]
-    run: Runner = program.function(select=levels > 0 and (mask.is_meta or not bool(mask.any(-1).all())))
     carry = [value.contiguous() for value in carry]
     *aux, x, y = (value.contiguous() for value in fixed)
-    steps = [t for t, used in enumerate(alive) if used]
-    index, mask, key = index[steps], mask[steps], key[steps]
+    mask = time[1]
+    if not mask.is_meta and not bool(mask.any()):
+        return [value.clone() for value in carry]
+    lanes = _lanes(program, carry, aux, mask) if levels else None
+    if lanes is None:
+        # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
+        index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
+        if not mask.is_meta:  # which has shapes only, and takes all steps; else those that at least one client takes
+            alive = mask.flatten(1).any(1)
+            index, mask, key = (value[alive] for value in (index, mask, key))
+    else:
+        index, mask, key = (lanes.arrange(value, levels) for value in time)
+        mask = mask * lanes.live.reshape(*lanes.live.shape, *[1] * (mask.ndim - 2))
+        carry, aux = lanes.carry, lanes.aux
+    select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
+    run: Runner = program.function(select=select)
     together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
-    for start in range(0, len(steps), together):
+    for start in range(0, len(index), together):
         some = slice(start, start + together)
         batches = (program.gather(x, index[some], -2), program.gather(y, index[some], -1), mask[some], key[some])
         for number, batch in enumerate(zip(*batches, strict=True), start):
@@ -178,9 +193,73 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
                 compiled = _compile_step(program, [*carry, *aux, *batch])
                 if compiled is not None:
                     run = compiled
-                    carry = [v.clone() if at in compiled.in_place else v for at, v in enumerate(carry)]
+                    if lanes is None:
+                        carry = [v.clone() if at in compiled.in_place else v for at, v in enumerate(carry)]
+            if lanes is not None and number in lanes.schedule.turns:
+                carry = lanes.turn(number, carry)
             carry = run(*carry, *aux, *batch)
-    return carry
+    return carry if lanes is None else lanes.results(carry)
+
+
+def _lanes(program: _Program, start: list[Tensor], aux: list[Tensor], mask: Tensor) -> _Lanes | None:
+    """The lanes of a scan over stacked clients; None where each client just has its own."""
+    *own, shared_x, shared_y = (dim is None for dim in program.lifts[-1])  # of the clients, who are outermost
+    if mask.is_meta or not (shared_x and shared_y):
+        return None
+    real = mask.movedim(len(program.lifts), 1).flatten(2).any(2).cpu().numpy()  # [clients, steps]
+    sizes = real.sum(1).tolist()
+    number, most = len(sizes), _width.get() or len(sizes)
+    # A compiled step has one shape, whoever takes part; else as few lanes as do not take more steps.
+    width = most if _compile.get() else fitting(sizes, min(most, number))
+    if width == number and (min(sizes) == max(sizes) or (_compile.get() and fitting(sizes, number) == number)):
+        return None
+    return _Lanes(schedule(sizes, width), real, start, aux, [not each for each in own])
+
+
+class _Lanes:
+    """The rows of clients that share lanes: what a lane carries is written back when the next client comes."""
+
+    def __init__(
+        self, schedule: Schedule, real: NDArray[np.bool_], start: list[Tensor], aux: list[Tensor], lifted: list[bool]
+    ) -> None:
+        self.schedule, self._start, self._aux, self._lifted = schedule, start, aux, lifted
+        device = start[0].device
+        when = np.argsort(~real, axis=1, kind="stable")  # a client's own steps first
+        self._client = torch.from_numpy(schedule.client.T.copy()).to(device)  # [steps, lanes]
+        self._when = torch.from_numpy(when[schedule.client, schedule.place].T.copy()).to(device)
+        self.live = torch.from_numpy(schedule.live.T.copy()).to(device)
+        self.carry = [leaf.index_select(0, self._client[0]) for leaf in start]
+        self.aux = [leaf.index_select(0, self._client[0]) if own else leaf for leaf, own in self._each_aux()]
+        self._done = [leaf.clone() for leaf in start]  # who has no minibatch stays as it is
+
+    def _each_aux(self) -> Iterable[tuple[Tensor, bool]]:
+        return zip(self._aux, self._lifted, strict=True)
+
+    def arrange(self, value: Tensor, levels: int) -> Tensor:
+        """[clients, ..., steps, ...] as [steps, lanes, ...]."""
+        return value.movedim(levels, 1)[self._client, self._when]
+
+    def turn(self, number: int, carry: list[Tensor]) -> list[Tensor]:
+        """Before step `number`: the next clients take over."""
+        taken = {leaf.data_ptr() for leaf in (*self.aux, *self._aux)}
+        for at, leaf in enumerate(carry):  # what a step gives back may show something else, or one value many times
+            if leaf.data_ptr() in taken or not leaf.is_contiguous():
+                carry = [*carry[:at], leaf.clone(memory_format=torch.contiguous_format), *carry[at + 1 :]]
+            taken.add(carry[at].data_ptr())
+        for lane, leaves, comes in self.schedule.turns[number]:
+            for leaf, first, done in zip(carry, self._start, self._done, strict=True):
+                done[leaves] = leaf[lane]
+                leaf[lane] = first[comes]
+            for leaf, (whole, own) in zip(self.aux, self._each_aux(), strict=True):
+                if own:
+                    leaf[lane] = whole[comes]
+        return carry
+
+    def results(self, carry: list[Tensor]) -> list[Tensor]:
+        lanes, clients = (torch.tensor(each, device=carry[0].device) for each in zip(*self.schedule.last, strict=True))
+        for leaf, done in zip(carry, self._done, strict=True):
+            done[clients] = leaf[lanes]
+        return self._done
 
 
 @dataclass(frozen=True)

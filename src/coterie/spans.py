@@ -174,10 +174,17 @@ def each(name: str, items: Iterable[T]) -> Iterator[T]:
             yield item
 
 
-def begin_worker(number: int) -> None:
-    """In a fork: what follows is this worker's."""
+def around() -> dict[str, Any] | None:
+    """What was said of the spans around here (such as the round); None if nothing is recorded."""
+    return None if _current is None else dict(_current._open[-1].about) if _current._open else {}
+
+
+def begin_worker(number: int, about: dict[str, Any] | None = None) -> None:
+    """In a fork: what follows is this worker's; `about` is what is around it, if not what was when it was forked."""
     if _current is not None:
         _current.process, _current.spans = number, []
+        if about is not None:
+            _current._open[:] = [_Open(_current, "all", about)]
 
 
 def taken() -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from coterie.batches import Batches
 from coterie.data.federation import Federation
-from coterie.engine.engine import Engine, Rows, chunks, cores
+from coterie.engine.engine import Engine, chunks, cores
+from coterie.engine.team import Rows
 from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import CoterieError
+from coterie.lanes import fitting
 from coterie.machine_code import compiling_takes
 from coterie.scan import compilations, refusals
 
@@ -27,7 +29,7 @@ CACHE = 3_500_000  # bytes of parameters that a chunk may hold: beyond, its step
 FEW = 4  # clients to look at
 PROBE = 3  # steps of the first look
 LOOK = 0.3  # seconds to look at one engine, once it is warm
-WORTH_FORKING = 0.1  # seconds a round
+WORTH_SHARING = 0.003  # seconds a round
 
 
 @dataclass(frozen=True)
@@ -46,24 +48,29 @@ def choose(
     client_steps: int,
     rounds: int,
     chunk: int,
+    lanes: int | None = None,
     workers: int | None,
     kinds: tuple[str, ...] = ("loop", "stacked"),
     compiled: bool | None = None,
 ) -> Choice:
     """Pick an engine for `client_steps` steps of training in all. `workers` and `compiled` are fixed if given."""
     processes = workers or (cores() if can_fork() else 1)
-    candidates = {kind: Engine(kind, chunk=chunk if kind == "stacked" else 1) for kind in kinds}  # type: ignore[arg-type]
+    shapes: dict[str, dict[str, Any]] = {"loop": {"chunk": 1}, "stacked": {"chunk": chunk, "lanes": lanes}}
+    candidates = {kind: Engine(kind, **shapes[kind]) for kind in kinds}  # type: ignore[arg-type]
     times: dict[str, float] = {}
     notes: list[str] = []
 
     def measure(name: str, engine: Engine) -> None:
-        # One process, since a fork's cost is a round's and not a step's; a few clients, since one alone is no average.
-        groups = chunks(federation, ids, engine.chunk)[: -(-FEW // engine.chunk)]
-        group = [client for each in groups for client in each]
+        # One process, as a round's chunks are shared out later; a few clients, since one alone is no average.
+        width = engine.lanes or engine.chunk
+        group = [client for each in chunks(federation, ids, engine.chunk) for client in each][: max(FEW, width)]
+        engine = replace(engine, chunk=width)
         prepared = functools.cache(lambda each: rows_of(list(each)))
-        for each in groups:
-            prepared((*each, *[each[-1]] * (engine.chunk - len(each) if engine.compiled else 0)))
-        longest = max(int(prepared(tuple(groups[0]))[1].mask.any(-1).flatten(1).sum(1).min()), 1)
+        longest = min(
+            int(prepared(tuple(each))[1].mask.any(-1).flatten(1).sum(1).min())
+            for each in chunks(federation, group, width)
+        )
+        longest = max(longest, 1)
 
         def look(steps: int) -> float:
             begin = time.perf_counter()
@@ -95,7 +102,7 @@ def choose(
     def speedup(name: str) -> float:
         """By sharing a round's chunks out among the processes, where a round is long enough."""
         groups = len(chunks(federation, ids, candidates[_kind(name)].chunk))
-        worth = workers or client_steps * times[name] / 1e6 / max(rounds, 1) > WORTH_FORKING
+        worth = workers or client_steps * times[name] / 1e6 / max(rounds, 1) > WORTH_SHARING
         return groups / -(-groups // processes) if worth else 1.0
 
     def seconds(name: str) -> float:
@@ -122,16 +129,31 @@ def choose(
     winner = min(times, key=seconds)
     if workers is None and speedup(winner) == 1:
         processes = 1
-    engine = replace(candidates[_kind(winner)], compiled="compiled" in winner, workers=processes, _warm=set())
+    engine = replace(candidates[_kind(winner)], compiled="compiled" in winner, workers=processes, _team=[])
     return Choice(engine, times, tuple(notes))
 
 
 def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: int) -> int:
-    """Clients at once: bounded by `memory` in bytes, and by what a processor's cache holds of their models."""
+    """Clients at a step: bounded by `memory` in bytes, and by what a processor's cache holds of their models."""
     fits = max(1, memory // max(client_bytes, 1))
     cached = max(4, CACHE // max(model_bytes, 1))
     number = -(-participants // min(fits, cached, participants))
     return -(-participants // number)
+
+
+def shape(
+    sizes: Sequence[int], client_bytes: int, model_bytes: int, participants: int, memory: int, parts: int
+) -> tuple[int, int]:
+    """(clients at once, lanes) of a stacked engine: about `parts` chunks, if there are clients enough for that.
+
+    `sizes` are the numbers of steps of all clients, of which so many take part in a round.
+    """
+    fits = max(1, memory // max(client_bytes, 1))
+    number = max(-(-participants // fits), min(parts, max(1, participants // FEW)))
+    chunk = -(-participants // number)
+    ordered = sorted(sizes)
+    typical = [ordered[(2 * i + 1) * len(ordered) // (2 * chunk)] for i in range(chunk)]
+    return chunk, fitting(typical, min(chunk, chunk_size(client_bytes, model_bytes, participants, memory)))
 
 
 def _overhead(times: dict[str, float], engine: Engine) -> float:
@@ -139,10 +161,11 @@ def _overhead(times: dict[str, float], engine: Engine) -> float:
 
     A step of one client takes h + w, a step of c stacked clients h + c w: two equations for h and w.
     """
-    if engine.chunk < 2 or not {"loop", "stacked"} <= times.keys():
+    width = engine.lanes or engine.chunk
+    if width < 2 or not {"loop", "stacked"} <= times.keys():
         return 0.0
-    alone, together = times["loop"], times["stacked"] * engine.chunk
-    work = (together - alone) / (engine.chunk - 1)
+    alone, together = times["loop"], times["stacked"] * width
+    work = (together - alone) / (width - 1)
     return min(max((alone - work) / together, 0.0), 1.0)
 
 

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from coterie import tree
-from coterie.batches import Batches
 from coterie.data.federation import Federation
 from coterie.device import on
 from coterie.engine.loop import loop
 from coterie.engine.stacked import stacked
-from coterie.engine.workers import can_fork, fan_out
+from coterie.engine.team import Rows, Team
+from coterie.engine.workers import can_fork
 from coterie.errors import ConfigError
+from coterie.lanes import deal
 from coterie.scan import compiling
 from coterie.spans import span, timed
 from coterie.tree import Tree
 
 T = TypeVar("T")
 SPANS = {"train": "train", "probe": "choose"}  # what a purpose's time counts as; all others evaluate
-Rows = tuple[tuple[Tree, ...], Batches]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Engine:
     compiled: bool = False  # compile the steps
     chunk: int = 32  # clients at once
     workers: int = 1  # processes
-    _warm: set[str] = field(default_factory=set, repr=False, compare=False)  # purposes whose steps are compiled
+    lanes: int | None = None  # of them in a step (see `coterie.lanes`); None: all
+    _team: list[Team] = field(default_factory=list, repr=False, compare=False)  # none until there is work for it
 
     def __post_init__(self) -> None:
         if self.workers > 1 and not can_fork():
@@ -52,46 +53,46 @@ class Engine:
     ) -> list[tuple[list[int], Tree]]:
         """Apply `fn(*row, batches)` to every client; returns the chunks: (their ids, their results as rows)."""
         groups = chunks(federation, ids, 1 if self.kind == "loop" else self.chunk)
-        jobs = [functools.partial(self._chunk, purpose, fn, group, rows_of) for group in groups]
+        gather = timed("gather")(rows_of)
+        work = functools.partial(self._work, purpose, fn)
         with one_thread(), on(federation.x.device):
-            if self.workers > 1 and len(jobs) > 1:
-                results = fan_out(jobs, self.workers, warm=not self.compiled or purpose in self._warm)
-                self._warm.add(purpose)
+            if self.workers > 1 and len(groups) > 1:
+                results = self._workers().map((purpose, fn), work, [functools.partial(gather, each) for each in groups])
             else:
-                results = [job() for job in jobs]
+                results = [work(gather(group)) for group in groups]
         return list(zip(groups, results, strict=True))
 
-    def _chunk(
-        self, purpose: str, fn: Callable[..., Any], group: list[int], rows_of: Callable[[list[int]], Rows]
-    ) -> Tree:
-        rows_of = timed("gather")(rows_of)
-        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled):
-            if self.kind == "loop":
-                rows, batches = rows_of(group)
-                return loop(fn, rows, batches)
-            # A compiled step has one shape: a smaller chunk is filled up with copies that take no step.
-            missing = self.chunk - len(group) if self.compiled else 0
-            rows, batches = rows_of([*group, *[group[-1]] * missing])
-            if missing:
-                batches = batches._replace(mask=torch.cat([batches.mask[:-missing], 0 * batches.mask[-missing:]]))
-            result = stacked(fn, rows, batches)
-            return tree.map(lambda leaf: leaf[: len(group)], result) if missing else result
+    def _work(self, purpose: str, fn: Callable[..., Any], rows: Rows) -> Tree:
+        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, self.lanes or self.chunk):
+            return (loop if self.kind == "loop" else stacked)(fn, *rows)
+
+    def _workers(self) -> Team:
+        if not self._team:
+            self._team.append(Team(self.workers))
+        return self._team[0]
 
     def fitted(self, participants: int) -> Engine:
         """The same engine with chunks of even size, for this number of clients a round."""
         number = -(-participants // self.chunk)
-        return replace(self, chunk=-(-participants // number))
+        chunk = -(-participants // number)
+        return replace(self, chunk=chunk, lanes=min(self.lanes or chunk, chunk), _team=[])
 
     def describe(self) -> str:
-        how = "one client at a time" if self.kind == "loop" else f"{self.chunk} clients stacked"
+        how = "one client at a time" if self.kind == "loop" else f"{self.lanes or self.chunk} clients stacked"
         processes = f"{self.workers} processes" if self.workers > 1 else "one process"
         return f"{self.kind}: {how}, {'compiled' if self.compiled else 'not compiled'}, {processes}"
 
 
 def chunks(federation: Federation, ids: Sequence[int], size: int) -> list[list[int]]:
-    """Clients of similar size together, so that little is padded; the same whatever order `ids` come in."""
+    """At most `size` clients each, with as much data in one as in another, the largest client first.
+
+    The same whatever order `ids` come in.
+    """
     by_size = sorted(ids, key=lambda i: (-len(federation.split(i).train), federation.names[i]))
-    return [by_size[start : start + size] for start in range(0, len(by_size), size)]
+    if size == 1:
+        return [[client] for client in by_size]
+    piles = deal([len(federation.split(i).train) for i in by_size], -(-len(by_size) // size), size)
+    return [[by_size[place] for place in pile] for pile in piles]
 
 
 @timed("gather")

@@ -29,7 +29,7 @@ from coterie import tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation, Split
 from coterie.engine import Engine, chunk_size
-from coterie.engine.engine import Rows
+from coterie.engine.team import Rows
 from coterie.errors import CoterieError
 from coterie.experiment import files
 from coterie.experiment.config import parse_bytes

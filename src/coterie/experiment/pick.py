@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from coterie import paged, tree
 from coterie.data import Federation
-from coterie.engine import Choice, Engine, choose, chunk_size
-from coterie.engine.engine import Rows
+from coterie.engine import Choice, Engine, choose, shape
+from coterie.engine.engine import cores
+from coterie.engine.team import Rows
+from coterie.engine.workers import can_fork
 from coterie.experiment import files
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.folder import RunFolder
@@ -52,7 +54,10 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
     if paths and paths[0].exists():
         return Engine(**files.read_json(paths[0])["engine"]).fitted(participants)
     client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
-    chunk = chunk_size(client, tree.nbytes(setup.task.init()), participants, parse_bytes(config.memory))
+    sizes = [sim.plan.num_steps(len(split.train)) for split in sim.federation.clients.values()]
+    model, memory = tree.nbytes(setup.task.init()), parse_bytes(config.memory)
+    # As many chunks as there are cores, however many workers there are: that changes nothing, bit for bit (law 11).
+    chunk, lanes = shape(sizes, client, model, participants, memory, cores() if can_fork() else 1)
     if config.engine == "auto" or config.compile is None or config.workers is None:
         fn, federation, ids, rows_of, _ = probe()
         choice = choose(
@@ -63,12 +68,13 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
             client_steps=sum(run.sim.client_steps(run.rounds) for run in runs),
             rounds=rounds,
             chunk=chunk,
+            lanes=lanes,
             workers=config.workers,
             kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
             compiled=config.compile,
         )
     else:
-        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers), {})
+        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers, lanes), {})
     told = {
         field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
     }

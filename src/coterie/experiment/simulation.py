@@ -16,7 +16,7 @@ from coterie.data.federation import Federation, Index, SplitName
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.device import on
 from coterie.engine import Central, Engine, Place, in_order
-from coterie.engine.engine import Rows
+from coterie.engine.team import Rows
 from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
