@@ -104,7 +104,7 @@ def _timed(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[flo
     return first + (rounds - 1) * later, chosen.describe()
 
 
-def measure(case: Case, quick: bool) -> tuple[str, dict[str, float], float]:
+def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
     """(what auto chose, the times of fixed choices, the time of auto)."""
     rounds = 2 if quick else case.rounds
     setup = setup_of(case, 2 if quick else CLIENTS, rounds)
@@ -117,10 +117,14 @@ def measure(case: Case, quick: bool) -> tuple[str, dict[str, float], float]:
             # One chunk has no use for a second process: that would be the same choice twice.
             for workers in processes if number < len(setup.federation.names) else [1]:
                 engine = Engine(kind, compiled, number, workers)  # type: ignore[arg-type]
-                fixed[engine.describe()] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
+                fixed[engine] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
     begun = Begin(setup, start(setup), None, rounds)
     auto, chosen = whole(setup, lambda: pick_engine([begun], begun.probe, lambda _: None), rounds)
     return chosen, fixed, auto
+
+
+def short(engine: Engine) -> str:
+    return f"{engine.kind}{' compiled' * engine.compiled}, {engine.workers} process{'es' * (engine.workers > 1)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,10 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in [CASES[asked.case - 1]] if asked.case else CASES:
         chosen, fixed, auto = measure(case, asked.quick)
         best = min(fixed.values())
-        rows += [[case.name, case.rounds, name, value, value / best] for name, value in fixed.items()]
+        rows += [[case.name, case.rounds, each.describe(), value, value / best] for each, value in fixed.items()]
         rows.append([case.name, case.rounds, f"auto: {chosen}", auto, auto / best])
         targets.append(target(f"{case.name}: auto over the best", auto / best, SLACK, at_most=True))
-        bars += [bar(f"{case.name}, {name}", value / best) for name, value in fixed.items()]
+        bars += [bar(f"{case.name}, {short(each)}", value / best) for each, value in fixed.items()]
         bars.append(bar(f"{case.name}, auto", auto / best, SLACK, at_most=True))
     title = "auto against every fixed choice"
     drawn = plot("time of a whole run over that of the best fixed choice", bars, log=True)
