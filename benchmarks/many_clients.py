@@ -193,7 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += measure(method, sizes, sample, rounds)
         print(f"{method}: measured in {time.perf_counter() - begin:.0f} s", flush=True)
     note = f"{sample} clients a round, 25,194 parameters, --memory {MEMORY}; medians of {rounds} rounds."
-    bars = [bar(f"{row[0]}, {row[1]:,} clients", row[4], SLOWER, at_most=True) for row in rows]
+    bars = [
+        bar(f"{row[0]}, {row[1]:,} clients", row[4], SLOWER if row[1] == sizes[-1] else None, at_most=True)
+        for row in rows
+    ]
     drawn = plot(f"time of a round over that with {sizes[0]} clients", bars)
     return tell(given, "Many clients", COLUMNS, rows, judge(rows), drawn, notes=[note])
 
