@@ -118,6 +118,7 @@ def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
             for workers in processes if number < len(setup.federation.names) else [1]:
                 engine = Engine(kind, compiled, number, workers)  # type: ignore[arg-type]
                 fixed[engine] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
+                print(f"{case.name}, {short(engine)}: {fixed[engine]:.1f} s", flush=True)
     begun = Begin(setup, start(setup), None, rounds)
     auto, chosen = whole(setup, lambda: pick_engine([begun], begun.probe, lambda _: None), rounds)
     return chosen, fixed, auto
