@@ -34,16 +34,9 @@ format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/ruff check --fix src tests benchmarks examples
 
+# All of benchmarks/, in under 15 minutes on two cores; writes docs/performance.md.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/local_training.py
-	$(BIN)/python benchmarks/whole_run.py
-	$(BIN)/python benchmarks/class_moments.py
-	$(BIN)/python benchmarks/server_steps.py
-	$(BIN)/python benchmarks/flower_round.py
-	$(BIN)/python benchmarks/data_path.py
-	$(BIN)/python benchmarks/seeds.py
-	$(BIN)/python benchmarks/choice.py
-	$(BIN)/python benchmarks/many_clients.py
+	$(BIN)/python benchmarks/all.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -9,7 +9,6 @@ Every choice is measured in a process of its own that has compiled nothing, with
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from machine import seconds
+from telling import bar, parser, plot, target, tell
 
 import coterie
 from coterie.engine import Engine, chunk_size
@@ -70,12 +69,6 @@ def start(setup: Setup) -> Simulation:
     return Simulation.start(setup.method, setup.task, setup.federation, plan, participants, seed)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def whole(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[float, str]:
     """(the time of a run of so many rounds, its engine in words), in a process in which nothing was compiled before.
 
@@ -111,7 +104,7 @@ def _timed(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[flo
     return first + (rounds - 1) * later, chosen.describe()
 
 
-def measure(case: Case, quick: bool) -> tuple[str, dict[str, float], float]:
+def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
     """(what auto chose, the times of fixed choices, the time of auto)."""
     rounds = 2 if quick else case.rounds
     setup = setup_of(case, 2 if quick else CLIENTS, rounds)
@@ -124,40 +117,34 @@ def measure(case: Case, quick: bool) -> tuple[str, dict[str, float], float]:
             # One chunk has no use for a second process: that would be the same choice twice.
             for workers in processes if number < len(setup.federation.names) else [1]:
                 engine = Engine(kind, compiled, number, workers)  # type: ignore[arg-type]
-                fixed[engine.describe()] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
+                fixed[engine] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
+                print(f"{case.name}, {short(engine)}: {fixed[engine]:.1f} s", flush=True)
     begun = Begin(setup, start(setup), None, rounds)
     auto, chosen = whole(setup, lambda: pick_engine([begun], begun.probe, lambda _: None), rounds)
     return chosen, fixed, auto
 
 
+def short(engine: Engine) -> str:
+    return f"{engine.kind}{' compiled' * engine.compiled}, {engine.workers} process{'es' * (engine.workers > 1)}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke test: small, and no target is judged")
-    parser.add_argument("--json", type=Path, help="write the table and the targets here", metavar="FILE")
-    parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
-    options = parser.parse_args(arguments)
+    asking = parser(__doc__)
+    asking.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
+    asked = asking.parse_args(arguments)
     torch.set_num_threads(1)  # a fork does not survive its parent's threads; client work runs on one anyway
-    columns = ["model", "rounds", "choice", "s"]
-    rows: list[list[object]] = []
-    targets = []
-    for case in [CASES[options.case - 1]] if options.case else CASES:
-        chosen, fixed, auto = measure(case, options.quick)
-        rows += [[case.name, case.rounds, name, round(value, 2)] for name, value in fixed.items()]
-        rows.append([case.name, case.rounds, f"auto: {chosen}", round(auto, 2)])
-        ratio = round(auto / min(fixed.values()), 2)
-        targets.append({"name": case.name, "value": ratio, "target": SLACK, "reached": ratio <= SLACK})
-    title = "auto against every fixed choice: whole runs, with choosing and compiling"
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(width=110).print(table)
-    for target in targets:
-        judged = "quick" if options.quick else "yes" if target["reached"] else "no"
-        print(f"{target['name']}: auto takes {target['value']} x the best, at most {SLACK}: reached {judged}")
-    if options.json:
-        told = {"title": title, "columns": columns, "rows": rows, "targets": targets}
-        options.json.write_text(json.dumps(told, indent=2) + "\n")
-    return int(not options.quick and not all(target["reached"] for target in targets))
+    rows, targets, bars = [], [], []
+    for case in [CASES[asked.case - 1]] if asked.case else CASES:
+        chosen, fixed, auto = measure(case, asked.quick)
+        best = min(fixed.values())
+        rows += [[case.name, case.rounds, each.describe(), value, value / best] for each, value in fixed.items()]
+        rows.append([case.name, case.rounds, f"auto: {chosen}", auto, auto / best])
+        targets.append(target(f"{case.name}: auto over the best", auto / best, SLACK, at_most=True))
+        bars += [bar(f"{case.name}, {short(each)}", value / best) for each, value in fixed.items()]
+        bars.append(bar(f"{case.name}, auto", auto / best, SLACK, at_most=True))
+    title = "auto against every fixed choice"
+    drawn = plot("time of a whole run over that of the best fixed choice", bars, log=True)
+    return tell(asked, title, ["model", "rounds", "choice", "s", "of the best"], rows, targets, drawn)
 
 
 if __name__ == "__main__":

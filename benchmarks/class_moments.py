@@ -15,13 +15,12 @@ out. One client after the other, on one thread; the time to compute the features
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from telling import bar, parser, plot, target, tell
 from torch import Tensor, nn
 
 from coterie import features, tree
@@ -46,14 +45,13 @@ def federation(examples: int, dim: int, clients: int, concentration: float) -> F
     return Federation("moments", x, y, splits, CLASSES)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="class precisions: thin factors against dense matrices")
-    parser.add_argument("--quick", action="store_true", help="small, and no target is judged")
-    parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--examples", type=int, default=14_000)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--dirichlet", type=float, default=0.1)
-    asked = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    asking = parser(__doc__)
+    asking.add_argument("--clients", type=int, default=50)
+    asking.add_argument("--examples", type=int, default=14_000)
+    asking.add_argument("--dim", type=int, default=512)
+    asking.add_argument("--dirichlet", type=float, default=0.1)
+    asked = asking.parse_args(arguments)
     if asked.quick:
         asked.clients, asked.examples, asked.dim = 5, 500, 32
     torch.set_num_threads(1)
@@ -99,29 +97,35 @@ def main() -> int:
     dense_bytes = asked.clients * CLASSES * matrix
     half = held * 4 * asked.dim * (asked.dim + 1) // 2
     gap = float((ours[present].double() - theirs).norm() / theirs.norm())
-    ratio = dense_bytes / factor_bytes
-
-    table = Table(title=f"{asked.clients} clients, Dirichlet({asked.dirichlet:g}), {asked.examples:,} examples, "
-                        f"{asked.dim} features, {CLASSES} classes")  # fmt: skip
-    for name in ("", "MB sent", "clients, s", "server, s"):
-        table.add_column(name, justify="left" if not name else "right")
-    table.add_row("dense", f"{dense_bytes / 1e6:.1f}", f"{dense_client:.2f}", f"{dense_server:.2f}")
-    table.add_row("dense, classes held only", f"{held * matrix / 1e6:.1f}", "", "")
-    table.add_row("dense, their symmetric half", f"{half / 1e6:.1f}", "", "")
-    table.add_row("thin factors", f"{factor_bytes / 1e6:.1f}", f"{factor_client:.2f}", f"{factor_server:.2f}")
-    console = Console()
-    console.print(table)
     whole = (dense_client + dense_server) / (factor_client + factor_server)
-    console.print(
-        f"{ratio:.1f}x fewer bytes than dense ({held * matrix / factor_bytes:.1f}x than the classes held, "
-        f"{half / factor_bytes:.1f}x than their half), {whole:.1f}x less time; "
-        f"largest client {largest}, {ranks} rows; centroids differ by {gap:.1e}"
+    sizes = {
+        "dense": dense_bytes / 1e6,
+        "dense, classes held only": held * matrix / 1e6,
+        "dense, their symmetric half": half / 1e6,
+        "thin factors": factor_bytes / 1e6,
+    }
+    times = {"dense": (dense_client, dense_server), "thin factors": (factor_client, factor_server)}
+    setting = (
+        f"{asked.clients} clients, Dirichlet({asked.dirichlet:g}), {asked.examples:,} examples, {asked.dim} features"
     )
-    if asked.quick:
-        return 0
-    met = ratio >= TARGET and gap <= TOLERANCE
-    console.print(f"target: {TARGET:g}x fewer bytes, centroids equal to {TOLERANCE:g}: {'met' if met else 'MISSED'}")
-    return 0 if met else 1
+    return tell(
+        asked,
+        "pFedVMP's class precisions",
+        ["sent as", "MB sent", "over thin factors", "clients, s", "server, s"],
+        [[name, size, size / sizes["thin factors"], *times.get(name, ("", ""))] for name, size in sizes.items()],
+        [
+            target("dense over thin factors, bytes", dense_bytes / factor_bytes, TARGET),
+            target("relative difference of the centroids", gap, TOLERANCE, at_most=True),
+        ],
+        plot(
+            "MB sent by all clients",
+            [
+                bar(name, size, sizes["dense"] / TARGET if name == "thin factors" else None, at_most=True)
+                for name, size in sizes.items()
+            ],
+        ),
+        notes=[f"{setting}; largest client {largest}, {ranks:,} rows; {whole:.1f}x less time with thin factors."],
+    )
 
 
 def dense(z: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """How data comes to the clients: what loading costs, and gathering minibatches by index against a DataLoader a client.
 
-    python benchmarks/data_path.py [--quick]
+    python benchmarks/data_path.py [--quick] [--json FILE]
 
 Part 1, in a process of its own: Fashion-MNIST in 100 clients (Dirichlet 0.3). The limits are two seconds of loading
 and 400 MB of resident memory for the whole process, the interpreter and PyTorch included; what was
@@ -10,7 +10,6 @@ operation a step, against a `torch.utils.data.DataLoader` a client over the same
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ import sys
 import time
 
 import torch
+from telling import by_target, parser, target, tell
 from torch import Tensor
 
 from coterie.engine.engine import one_thread
@@ -95,23 +95,27 @@ def by_loader(x: Tensor, y: Tensor, own: Tensor, batch: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What loading and gathering data costs.")
-    parser.add_argument("--quick", action="store_true", help="few examples, and no limit on the time of loading")
-    options = parser.parse_args(arguments)
+    asked = parser(__doc__).parse_args(arguments)
     told = loading()
-    added, whole = told["after"] - told["before"], told["after"]
-    print(f"Fashion-MNIST in {CLIENTS} clients, kept as {told['dtype']}:")
-    print(f"  loading {told['seconds']:.2f} s (limit {MOST_SECONDS:g}), {told['cpu']:.2f} s of them on a processor;")
-    print(f"  importing before it {told['import']:.2f} s")
-    print(f"  memory: loading adds {added / 1e6:.0f} MB to the {told['before'] / 1e6:.0f} MB of an imported PyTorch;")
-    print(f"  whole process {whole / 1e6:.0f} MB, at its peak {told['peak'] / 1e6:.0f} MB (limit {MOST_BYTES / 1e6:g})")
-    data = examples(CHUNK, 64 if options.quick else 640)
+    data = examples(CHUNK, 64 if asked.quick else 640)
     with one_thread():
-        ours, theirs = ([gather(*data, 32) for _ in range(3)] for gather in (by_index, by_loader))
-    ratio = min(theirs) / min(ours)
-    print(f"minibatches of {CHUNK} clients: an index operation a step is {ratio:.0f} times as fast as DataLoaders")
-    fits = whole < MOST_BYTES and (options.quick or told["seconds"] < MOST_SECONDS)
-    return 0 if fits and ratio > 1 else 1
+        ours, theirs = (min(gather(*data, 32) for _ in range(3)) for gather in (by_index, by_loader))
+    rows = [
+        [f"Fashion-MNIST in {CLIENTS} clients, kept as {told['dtype']}: loading", "s", told["seconds"]],
+        ["of it on a processor", "s", told["cpu"]],
+        ["importing before it", "s", told["import"]],
+        ["memory of the process after importing", "MB", told["before"] / 1e6],
+        ["after loading", "MB", told["after"] / 1e6],
+        ["at its peak", "MB", told["peak"] / 1e6],
+        [f"an epoch of minibatches of {CHUNK} clients, one index operation a step", "ms", ours * 1e3],
+        ["the same, a DataLoader a client", "ms", theirs * 1e3],
+    ]
+    targets = [
+        target("loading, s", told["seconds"], MOST_SECONDS, at_most=True),
+        target("memory of the whole process, MB", told["after"] / 1e6, MOST_BYTES / 1e6, at_most=True),
+        target("DataLoaders over index operations", theirs / ours, 1.0),
+    ]
+    return tell(asked, "Loading and gathering data", ["", "", "measured"], rows, targets, by_target(targets))
 
 
 if __name__ == "__main__":

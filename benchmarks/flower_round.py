@@ -11,7 +11,6 @@ method's own messages, and what Flower's objects add to an envelope. Needs `pip 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -133,11 +132,15 @@ def flower_bytes(envelope: tuple[bytes, bytes, bytes]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", type=int, default=4, choices=range(1, len(NAMES) + 1))
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each side")
-    asked = parser.parse_args(argv)
+    from telling import bar, parser, plot, tell  # not above: Flower's processes import this file for its network
+
+    asking = parser(__doc__)
+    asking.add_argument("--sites", type=int, default=4, choices=range(1, len(NAMES) + 1))
+    asking.add_argument("--rounds", type=int, default=2)
+    asking.add_argument("--limit", type=float, default=600.0, help="seconds for each side")
+    asked = asking.parse_args(argv)
+    if asked.quick:
+        asked.sites = asked.rounds = 1
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     sys.path.append(str(HERE))
 
@@ -167,17 +170,34 @@ def main(argv: list[str]) -> int:
             theirs = until(plain / "o", lambda told: True, asked.limit, "Flower's run")["seconds"]
         rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
         ours = sum(row["seconds"] for row in rows[1:]) / len(rows[1:])
-    print(f"{len(names)} sites, {asked.rounds} rounds of each, train and evaluate, 784-100-10:")
-    print(f"  Flower's FedAvg {theirs:.1f} s a round, Coterie's {ours:.1f} s: {ours / theirs:.2f} times as long")
     model, count = tree.nbytes(network((784,), 10).state_dict()), 4
     # A model goes down for each round, and one more to evaluate the last; a model and a count come up for each round.
     # What was sent has all messages of the run in it, also those that join and finish.
+    traffic = []
     for way, times, size in (("down", len(rows) + 1, model), ("up", len(rows), model + count)):
         method, sent = times * size, sum(each[f"bytes_{way}"] for each in sites.values()) / len(sites)
-        print(f"  {way}, a site: {method} bytes of the method's messages, {sent:.0f} sent, {sent / method - 1:+.2%}")
+        traffic.append([way, method, round(sent), f"{sent / method - 1:+.2%}"])
     added = flower_bytes((b"x" * 700, b"x" * model, b"x" * 100)) - model - 800
-    print(f"  Flower's own objects add {added} bytes to a message, {added / model:+.2%}")
-    return 0
+    sides = {"Flower's FedAvg": theirs, "Coterie's FedAvg": ours}
+    return tell(
+        asked,
+        "A round over Flower",
+        ["side", "s a round", "over Flower's"],
+        [[name, seconds, seconds / theirs] for name, seconds in sides.items()],
+        [],
+        plot("seconds of a round that trains almost nothing", [bar(name, seconds) for name, seconds in sides.items()]),
+        tables=[
+            {
+                "title": "Bytes of a site in the whole run of Coterie",
+                "columns": ["way", "the method's messages", "sent", "more"],
+                "rows": traffic,
+            }
+        ],
+        notes=[
+            f"{len(names)} sites, {asked.rounds} rounds of each side, train and evaluate, 784-100-10. "
+            f"Flower's own objects add {added} bytes to a message, {added / model:+.2%}."
+        ],
+    )
 
 
 if __name__ == "__main__":

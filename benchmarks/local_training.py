@@ -33,17 +33,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from machine import Busy, matmul_rate, seconds
 from rich.console import Console
 from rich.table import Table
+from telling import bar, parser, plot, target, tell
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -61,9 +62,8 @@ from coterie.models import Factory, cnn, mlp
 from coterie.tree import Params
 
 LR = 0.01
-TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat, a second
 PAIRS = 12  # of rounds, at most
-SECONDS = 40.0  # for them, in one case; but three pairs at least
+SECONDS = 8.0  # for them, in one case; but three pairs at least
 Data = Iterable[Sequence[Tensor]]  # one client's minibatches (x, y)
 
 
@@ -194,10 +194,6 @@ class Measured:
     def others(self) -> float:
         return statistics.median(pair.others for pair in self.pairs)
 
-    @property
-    def reached(self) -> bool:
-        return self.ratio >= self.case.target
-
 
 def measure(case: Case, most: int = PAIRS) -> Measured:
     module, ordinary, ours = build(case)
@@ -219,29 +215,6 @@ def measure(case: Case, most: int = PAIRS) -> Measured:
     startup += max(first - statistics.median(pair.ours for pair in pairs), 0.0)
     flops = 6.0 * multiply_adds(module, case.shape) * case.batch * steps
     return Measured(case, engine, steps, difference, startup, pairs, flops, statistics.median(rates), peak_memory())
-
-
-class Busy:
-    """How busy other processes keep the machine from here on."""
-
-    def __init__(self) -> None:
-        self.before = self._seconds()
-
-    def others(self) -> float:
-        """Their share of all cores; 0 where it cannot be known."""
-        busy, everything, own = (now - then for now, then in zip(self._seconds(), self.before, strict=True))
-        return min(max((busy - own) / everything, 0.0), 1.0) if everything else 0.0
-
-    @staticmethod
-    def _seconds() -> tuple[float, float, float]:
-        """(busy, all, this process and its children), summed over the cores."""
-        own = sum(os.times()[:4])
-        try:
-            ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-        except OSError:
-            return own, 0.0, own
-        idle = ticks[3] + ticks[4]
-        return (sum(ticks) - idle) / TICKS, sum(ticks) / TICKS, own
 
 
 def build(case: Case) -> tuple[nn.Module, Ordinary, Ours]:
@@ -284,18 +257,6 @@ def same_work(case: Case, ordinary: Ordinary, ours: Ours, engine: Engine) -> tup
     return steps, difference, first
 
 
-def seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
-def matmul_rate() -> float:
-    """Floating-point operations a second."""
-    a = torch.randn(1024, 1024)
-    return 2 * 1024**3 / statistics.median(seconds(lambda: a @ a) for _ in range(5))
-
-
 def multiply_adds(module: nn.Module, shape: tuple[int, ...]) -> int:
     """Of the linear and convolution layers, for one example."""
     found: list[int] = []
@@ -319,25 +280,38 @@ def peak_memory() -> tuple[int, int]:
     return own * unit, children * unit
 
 
-def report(results: Sequence[Measured], console: Console) -> None:
-    table = Table("case", "", "s a round", "client-steps/s", "of matmul rate", "ratio", "start-up", "peak memory")
+def report(asked: argparse.Namespace, results: Sequence[Measured]) -> int:
+    columns = [
+        "case",
+        "side",
+        "s a round",
+        "client-steps/s",
+        "of matmul rate",
+        "ratio",
+        "start-up, s",
+        "peak memory, MB",
+    ]
+    rows: list[list[Any]] = []
     for m in results:
-        for name, middle in (("ordinary", m.ordinary), ("coterie", m.ours)):
-            cells = [f"{middle:.3g}", f"{m.steps / middle:,.0f}", f"{m.flops / middle / m.rate:.1%}"]
-            if name == "coterie":
+        for side, middle in (("ordinary", m.ordinary), ("coterie", m.ours)):
+            cells: list[Any] = [middle, m.steps / middle, f"{m.flops / middle / m.rate:.1%}"]
+            if side == "coterie":
                 own, child = (size / 2**20 for size in m.memory)
-                cells += [f"{m.ratio:.1f}x", f"{m.startup:.1f} s", f"{own:,.0f} MB (child {child:,.0f})"]
-            table.add_row(m.case.name if name == "ordinary" else f"  {m.steps:,} steps each", name, *cells)
-        table.add_section()
-    console.print(table)
-    console.print(
-        "start-up: choosing the engine and compiling, paid once a run. Peak memory: so far in this process, and its "
-        "largest child (a worker, which shares most with this process, or the compiler).\n"
+                cells += [f"{m.ratio:.1f}x", m.startup, f"{own:,.0f} (child {child:,.0f})"]
+            rows.append([m.case.name, side, *cells, *[""] * (6 - len(cells))])
+    others = max(m.others for m in results)
+    notes = [
+        "Start-up: choosing the engine and compiling, paid once a run. Peak memory: so far in this process, and its "
+        "largest child (a worker, which shares most with this process, or the compiler). "
         f"Work: 6 x multiply-adds an example. Matmul: {statistics.median(m.rate for m in results) / 1e9:.0f} GFLOP/s "
-        f"on {cores()} cores. Other processes took {max(m.others for m in results):.0%} of the machine"
-        f"{': too much for these ratios to be trusted' if max(m.others for m in results) > 0.1 else ''}.",
-        highlight=False,
+        f"on {cores()} cores. Other processes took {others:.0%} of the machine"
+        f"{': too much for these ratios to be trusted' if others > 0.1 else ''}.",
+    ]
+    targets = [target(f"{m.case.name}: ratio", m.ratio, m.case.target) for m in results]
+    drawn = plot(
+        "ordinary time over ours, a round", [bar(m.case.name, m.ratio, m.case.target) for m in results], log=True
     )
+    return tell(asked, "Local training against the ordinary way", columns, rows, targets, drawn, notes=notes)
 
 
 def all_engines(case: Case, chunk: int | None, console: Console) -> None:
@@ -374,37 +348,32 @@ def all_engines(case: Case, chunk: int | None, console: Console) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke test: small, and no target is judged")
-    parser.add_argument("--all-engines", action="store_true", help="a table of every engine instead")
-    parser.add_argument("--chunk", type=int, help="clients stacked in --all-engines, instead of the library's choice")
-    parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
-    options = parser.parse_args(arguments)
-    cases = [CASES[options.case - 1]] if options.case else list(CASES)
-    if options.quick:
+    asking = parser(__doc__)
+    asking.add_argument("--all-engines", action="store_true", help="a table of every engine instead")
+    asking.add_argument("--chunk", type=int, help="clients stacked in --all-engines, instead of the library's choice")
+    asking.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
+    asked = asking.parse_args(arguments)
+    cases = [CASES[asked.case - 1]] if asked.case else list(CASES)
+    if asked.quick:
         cases = [case.quick() for case in cases]
     console = Console(width=max(Console().width, 130))
     torch.set_num_threads(cores())
     with tempfile.TemporaryDirectory(prefix="coterie-benchmark-") as empty:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", empty)  # so that compiling is really compiling
-        if options.all_engines:
+        if asked.all_engines:
             for case in cases:
-                all_engines(case, options.chunk, console)
+                all_engines(case, asked.chunk, console)
             return 0
         results = []
         for case in cases:
-            results.append(measure(case, 3 if options.quick else PAIRS))
+            results.append(measure(case, 3 if asked.quick else PAIRS))
             last = results[-1]
             console.print(
                 f"{case.name}: auto chose {last.engine.describe()}; {last.steps:,} gradient steps a round on both "
                 f"sides; models differ by {last.difference:.0e} after the same minibatches",
                 highlight=False,
             )
-    report(results, console)
-    for m in results:
-        judged = "quick" if options.quick else "yes" if m.reached else "no"
-        print(f"{m.case.name}: ratio {m.ratio:.1f} target {m.case.target} reached {judged}")
-    return int(not options.quick and not all(m.reached for m in results))
+    return report(asked, results)
 
 
 if __name__ == "__main__":

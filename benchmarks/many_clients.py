@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from telling import bar, parser, plot, target, tell
 from torch import nn
 
 from coterie import paged, tree
@@ -170,18 +169,19 @@ def measure(method: str, sizes: Sequence[int], sample: int, rounds: int) -> list
 def judge(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     most = max(row[1] for row in rows)
     last = [row for row in rows if row[1] == most]
-    found = [(f"{row[0]}: a round of {most:,} clients over one of {rows[0][1]}", row[4], SLOWER) for row in last]
-    found.append(("most resident memory, MB", max(row[6] for row in rows), RESIDENT))
-    found.append((f"longest start of {most:,} clients, s", max(row[2] for row in last), START))
-    return [{"name": name, "value": value, "target": at, "reached": value <= at} for name, value, at in found]
+    targets = [
+        target(f"{row[0]}: a round of {most:,} clients over one of {rows[0][1]}", row[4], SLOWER, at_most=True)
+        for row in last
+    ]
+    targets.append(target("most resident memory, MB", max(row[6] for row in rows), RESIDENT, at_most=True))
+    targets.append(target(f"longest start of {most:,} clients, s", max(row[2] for row in last), START, at_most=True))
+    return targets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What a round, the memory and the start cost with many clients.")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: few and small, no target is judged")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--one", nargs=4, metavar=("METHOD", "CLIENTS", "SAMPLE", "BEGUN"), help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    asking = parser(__doc__)
+    asking.add_argument("--one", nargs=4, metavar=("METHOD", "CLIENTS", "SAMPLE", "BEGUN"), help=argparse.SUPPRESS)
+    given = asking.parse_args(arguments)
     if given.one:
         method, clients, sample, begun = given.one
         work(method, int(clients), int(sample), float(begun))
@@ -192,24 +192,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         begin = time.perf_counter()
         rows += measure(method, sizes, sample, rounds)
         print(f"{method}: measured in {time.perf_counter() - begin:.0f} s", flush=True)
-    title = f"{sample} clients a round of so many, 25,194 parameters, --memory {MEMORY}: medians of {rounds} rounds"
-    table = Table(*COLUMNS, title=title)
-    for method, size, start, *others, resident, states in rows:
-        each, slower, checkpoint = others
-        table.add_row(
-            method, f"{size:,}", f"{start:.1f}", f"{each:.0f}", f"{slower:.2f}", f"{checkpoint:.0f}",
-            f"{resident:.0f}", f"{states:.0f}",
-        )  # fmt: skip
-    console = Console(width=110)
-    console.print(table)
-    targets = judge(rows)
-    for each in targets:
-        verdict = "quick" if given.quick else "yes" if each["reached"] else "NO"
-        print(f"{each['name']}: {each['value']:.3g} target {each['target']:g} reached {verdict}")
-    if given.json:
-        told = {"title": title, "columns": COLUMNS, "rows": rows, "targets": targets}
-        given.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return 0 if given.quick or all(each["reached"] for each in targets) else 1
+    note = f"{sample} clients a round, 25,194 parameters, --memory {MEMORY}; medians of {rounds} rounds."
+    bars = [
+        bar(f"{row[0]}, {row[1]:,} clients", row[4], SLOWER if row[1] == sizes[-1] else None, at_most=True)
+        for row in rows
+    ]
+    drawn = plot(f"time of a round over that with {sizes[0]} clients", bars)
+    return tell(given, "Many clients", COLUMNS, rows, judge(rows), drawn, notes=[note])
 
 
 if __name__ == "__main__":

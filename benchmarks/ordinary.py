@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 Vector = list[Tensor]
+Batch = tuple[Tensor, ...]
+
+
+class Work(NamedTuple):
+    """What a round trains on: of two sides that are compared it must be the same."""
+
+    gradients: int
+    examples: int  # of all gradients
+    scored: int  # examples whose loss is taken without a gradient
 
 
 def vector(module: nn.Module) -> Vector:
@@ -48,11 +58,11 @@ class Ordinary(ABC):
         self.tests = [DataLoader(data, batch_size=256) for data in test]
         self.sizes = [float(len(data)) for data in train]
         self.lr = lr
-        self.steps = 0  # gradients of the last round
+        self.work = Work(0, 0, 0)  # of the last round
         self.start(vector(module))
 
     def round(self) -> list[float]:
-        self.steps = 0
+        self.work = Work(0, 0, 0)
         self.train()
         return [self.accuracy(i) for i in range(len(self.modules))]
 
@@ -62,18 +72,23 @@ class Ordinary(ABC):
     @abstractmethod
     def train(self) -> None: ...
 
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The mean of a minibatch, for a gradient."""
+        gradients, examples, scored = self.work
+        self.work = Work(gradients + 1, examples + len(batch[1]), scored)
+        return F.cross_entropy(module(batch[0]), batch[1])
+
     def epoch(self, i: int, anchor: Vector | None = None, strength: float = 0.0) -> None:
         """SGD on the loss, with strength / 2 ||w - anchor||^2 if there is an anchor."""
         module = self.modules[i].train()
         optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
-        for x, y in self.loaders[i]:
+        for batch in self.loaders[i]:
             optimizer.zero_grad()
-            loss = F.cross_entropy(module(x), y)
+            loss = self.loss(module, batch)
             if anchor is not None:
                 loss = loss + strength / 2 * squared(list(module.parameters()), anchor)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            self.steps += 1
 
     @torch.no_grad()
     def accuracy(self, i: int) -> float:
@@ -131,6 +146,7 @@ class FedMAP(Ordinary):
                 module.eval()
                 losses = [F.cross_entropy(module(x), y, reduction="sum") for x, y in self.loaders[i]]
                 prior = squared(vector(module), self.gamma) / (2 * self.SIGMA2)
+                self.work = self.work._replace(scored=self.work.scored + int(self.sizes[i]))
                 weights.append(-float(torch.stack(losses).sum()) / self.sizes[i] - float(prior))
         share = torch.softmax(torch.tensor(weights, dtype=torch.float64), 0).tolist()
         self.gamma = mean([vector(module) for module in self.modules], share)
@@ -160,23 +176,20 @@ class PFedBreD(Ordinary):
             optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
             for _ in range(self.K):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(module(second[0]), second[1])
-                (loss + self.LAM / 2 * squared(list(module.parameters()), mu)).backward()  # type: ignore[no-untyped-call]
+                (self.loss(module, second) + self.LAM / 2 * squared(list(module.parameters()), mu)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                self.steps += 1
             theta = vector(module)
             w = [p - self.OUTER * self.LAM * (m - t) for p, m, t in zip(w, mu, theta, strict=True)]
         self.theta[i], self.memory[i] = theta, w
         return w
 
-    def descend(self, module: nn.Module, start: Vector, at: Vector, batch: tuple[Tensor, ...]) -> Vector:
+    def descend(self, module: nn.Module, start: Vector, at: Vector, batch: Batch) -> Vector:
         put(module, at)
-        grads = torch.autograd.grad(F.cross_entropy(module(batch[0]), batch[1]), list(module.parameters()))
-        self.steps += 1
+        grads = torch.autograd.grad(self.loss(module, batch), list(module.parameters()))
         return [p - self.ETA_ALPHA * g for p, g in zip(start, grads, strict=True)]
 
 
-def pairs(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+def pairs(loader: DataLoader[Batch]) -> Iterator[tuple[Batch, Batch]]:
     """Every minibatch with the one after it; the last with the first."""
     batches = list(loader)
     return zip(batches, batches[1:] + batches[:1], strict=True)

@@ -8,8 +8,6 @@ compared clients' metrics must agree. A target is a ratio of whole times, measur
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -20,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from telling import bar, parser, plot, target, tell
 
 import coterie
 
@@ -87,30 +84,19 @@ def check(case: Case, runs: Sequence[coterie.Result], found: coterie.Comparison)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke test: small, and no target is judged")
-    parser.add_argument("--json", type=Path, help="write the table and the targets here", metavar="FILE")
-    options = parser.parse_args(arguments)
-    fixed = {"engine": "stacked", "compile": False, "workers": 1} if options.quick else {}
+    asked = parser(__doc__).parse_args(arguments)
+    fixed = {"engine": "stacked", "compile": False, "workers": 1} if asked.quick else {}
     rows: list[list[Any]] = []
     for case in CASES:
         measure(case.quick(), 1, engine="stacked", compile=False, workers=1)  # what is slow once only
-        runs, seeds = measure(case.quick() if options.quick else case, 1 if options.quick else TURNS, **fixed)
-        rows.append([case.name, round(runs, 2), round(seeds, 2), round(runs / seeds, 2)])
+        runs, seeds = measure(case.quick() if asked.quick else case, 1 if asked.quick else TURNS, **fixed)
+        rows.append([case.name, runs, seeds, runs / seeds])
     columns = ["case", f"{SEEDS} runs, s", f"{SEEDS} seeds, s", "ratio"]
-    title = "Seeds abreast"
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
-    targets = [{"name": str(row[0]), "value": row[3], "target": TARGET, "reached": row[3] >= TARGET} for row in rows]
-    for target in targets:
-        judged = "quick" if options.quick else "yes" if target["reached"] else "no"
-        print(f"{target['name']}: ratio {target['value']} target {TARGET} reached {judged}")
-    if options.json:
-        told = {"title": title, "columns": columns, "rows": rows, "targets": targets}
-        options.json.write_text(json.dumps(told, indent=2) + "\n")
-    return int(not options.quick and not all(target["reached"] for target in targets))
+    targets = [target(f"{row[0]}: ratio", row[3], TARGET) for row in rows]
+    drawn = plot(
+        f"time of {SEEDS} runs over that of {SEEDS} seeds abreast", [bar(row[0], row[3], TARGET) for row in rows]
+    )
+    return tell(asked, "Seeds abreast", columns, rows, targets, drawn)
 
 
 if __name__ == "__main__":
