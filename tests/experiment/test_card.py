@@ -8,7 +8,8 @@ import torch
 import coterie
 from coterie import METHODS
 from coterie.evaluation import Predictions
-from coterie.experiment import card, files
+from coterie.experiment import card as cards_of
+from coterie.experiment import files
 from coterie.experiment.card import intervals, to_markdown, write_cards
 from coterie.experiment.setup import prepare
 from coterie.task import Task
@@ -125,7 +126,7 @@ def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "sync", lambda: waits.append(1))
     write_cards(result, setup, tmp_path / "one")
     assert not waits
-    monkeypatch.setattr(card, "SOME", 2)
+    monkeypatch.setattr(cards_of, "SOME", 2)
     monkeypatch.setattr(files, "MANY", 2)
     write_cards(result, setup, tmp_path / "several")
     assert waits == [1]
@@ -136,8 +137,8 @@ def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
 
     assert found("one") == found("several")
     assert len(found("one")) == 2 * len(result.names)
-    monkeypatch.setattr(card, "MOST", 2)
-    monkeypatch.setattr(card, "SHOWN", 1)
+    monkeypatch.setattr(cards_of, "MOST", 2)
+    monkeypatch.setattr(cards_of, "SHOWN", 1)
     write_cards(result, setup, tmp_path / "few")
     name = result.names[0]
     whole = json.loads(found("one")[Path("clients") / name / "card.json"])["learned_from"]["weights"]

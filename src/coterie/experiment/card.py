@@ -158,7 +158,7 @@ def _data(federation: Federation, i: int) -> dict[str, Any]:
 
 
 def _learning(result: Result, others: Sequence[str]) -> Callable[[int], dict[str, Any]]:
-    """Who a client learned from: in words and, where the method weighs the clients, their weights at the selected round.
+    """Who a client learned from: in words and, where the method weighs the clients, by weight at the selected round.
 
     Of very many clients the `MOST` that weigh most are named, and `more` says how many are not.
     """
