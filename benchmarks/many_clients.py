@@ -9,9 +9,11 @@ of 10, for one epoch. So a round is the same work whatever the number of clients
 FedAMP attends to 10 neighbours.
 
 - Every size of every method is a fresh process. It starts as a run does: from one pair of tensors a client to a
-  simulation that could begin its first round. That, with Python and PyTorch, is the start.
+  simulation that could begin its first round. That, with Python and PyTorch, is the start. The sizes of a method start
+  at the same time, so that the largest is measured beside the others' work.
 - Then every client takes part once, as far as the server and the store can see: its state is its first one and some
-  noise (it is not trained, which would take a hundred rounds). So all rows exist, and most are on disk.
+  noise (it is not trained, which would take a hundred rounds), the same noise in every round but for its scale. After
+  each, the new rows are written as its checkpoint would. So all rows exist, and most are on disk only.
 - Rounds alternate between the sizes of a method, so that other work on the machine hits all of them; the median counts.
   Every round is followed by its checkpoint, which is timed apart.
 - Resident memory is the peak of the process, and of its children if there are any, as the system counts it.
@@ -40,6 +42,7 @@ from torch import nn
 
 from coterie import paged, tree
 from coterie.engine import Engine, chunk_size
+from coterie.experiment import segments
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.setup import prepare
@@ -76,24 +79,33 @@ def simulation(method: str, clients: int, sample: int, folder: Path) -> tuple[Si
     return sim, Engine("stacked", False, chunk_size(client, params, sample, parse_bytes(config.memory)), 1)
 
 
-def age(sim: Simulation, sample: int) -> None:
+def age(sim: Simulation, sample: int, checkpoints: Path) -> None:
     """As if every client had taken part, in rounds of `sample`."""
     draw = torch.Generator().manual_seed(1)
-    first, (params, _) = paged.take(sim.state.clients, 0), sim.task.split(sim.task.init())
 
-    def noisy(row: tree.Tree, number: int) -> tree.Tree:
-        def moved(leaf: torch.Tensor) -> torch.Tensor:
+    def noise(row: tree.Tree) -> tree.Tree:
+        def of(leaf: torch.Tensor) -> torch.Tensor:
             if not leaf.is_floating_point():
-                return leaf + 1  # the rounds it took part in
-            return leaf + 0.02 * (torch.rand(leaf.shape, generator=draw) - 0.5)
+                return torch.ones_like(leaf)  # the rounds it took part in
+            return 0.02 * (torch.rand(leaf.shape, generator=draw) - 0.5)
 
-        return tree.map(moved, tree.broadcast(row, number))
+        return tree.map(of, tree.broadcast(row, sample))
 
-    for ids in torch.split(torch.randperm(len(sim.federation.names), generator=draw), sample):
-        server = sim.state.server
+    def moved(row: tree.Tree, by: tree.Tree, number: int, scale: float) -> tree.Tree:
+        def add(leaf: torch.Tensor, some: torch.Tensor) -> torch.Tensor:
+            return torch.add(leaf, some[:number], alpha=scale if leaf.is_floating_point() else 1)
+
+        return tree.map(add, row, by)
+
+    first, (params, _) = paged.take(sim.state.clients, 0), sim.task.split(sim.task.init())
+    states, models = noise(first), noise(params)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    for k, ids in enumerate(torch.split(torch.randperm(len(sim.federation.names), generator=draw), sample)):
+        server, scale = sim.state.server, 1 + k / 100
         if isinstance(sim.method, FedAMP):  # of these, the only server with rows
-            server = sim.method.aggregate(server, ids, noisy(params, len(ids)))
-        sim.state = State(server, paged.put(sim.state.clients, ids, noisy(first, len(ids))))
+            server = sim.method.aggregate(server, ids, moved(params, models, len(ids), scale))
+        sim.state = State(server, paged.put(sim.state.clients, ids, moved(first, states, len(ids), scale)))
+        segments.write(checkpoints, sim.state)
 
 
 def work(method: str, clients: int, sample: int, begun: float) -> None:
@@ -106,7 +118,7 @@ def work(method: str, clients: int, sample: int, begun: float) -> None:
         folder = RunFolder(Path(out))
         sim, engine = simulation(method, clients, sample, folder.path)
         tell(start=time.time() - begun)
-        age(sim, sample)
+        age(sim, sample, folder.path / "checkpoints")
         sim.train(1, engine)
         folder.save(1, sim.state, None)
         found: list[Any] = []
@@ -141,7 +153,7 @@ def measure(method: str, sizes: Sequence[int], sample: int, rounds: int) -> list
         for size in sizes:
             command = [sys.executable, __file__, "--one", method, str(size), str(sample), str(time.time())]
             children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            told.append(hear(children[-1]) | hear(children[-1]))
+        told += [hear(child) | hear(child) for child in children]
         for _ in range(rounds):
             for child, taken in zip(children, times, strict=True):
                 assert child.stdin is not None

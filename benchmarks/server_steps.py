@@ -5,9 +5,11 @@
     python benchmarks/server_steps.py --json FILE       the table and the targets as JSON, too
 
 1. FedAMP's attention for 1,000 clients with the pFedVMP network for 47 classes (601,007 parameters): all pairwise
-   distances, then every client's u_i = sum_j xi_ij w_j, 100 clients at a time. Counted as what two plain matrix
-   products of that size need, 2 m^2 P operations each. The models are in memory (2.4 GB): the peak is of the
-   whole process, with them, PyTorch, and all that is held at once.
+   distances, then every client's u_i = sum_j xi_ij w_j, 100 clients at a time. The rate that is judged *credits* what
+   two plain matrix products of that size need, 2 m^2 P operations each, over the time taken. Fewer are *done*: of the
+   distances, which are symmetric, nearly half are mirrored; their rate is shown beside. Distances are in float64, of
+   which processors do half as many; the matmul rate is float32's. The models are in memory (2.4 GB): the peak is of
+   the whole process, with them, PyTorch, and all that is held at once.
 2. pFedVMP's product of Gaussians for 50 clients, 47 classes, 512 features, with as many rows as the clients of
    EMNIST-balanced have under Dirichlet(0.3): 'full' (a covariance each class) and 'pooled'.
 3. The weighted means of FedAvg and FedMAP over 100 such models: bytes of the models, read once, a second; a plain copy
@@ -30,7 +32,7 @@ from telling import Told, by_target, parser, target, tell
 from torch import Tensor
 
 from coterie import features
-from coterie.attention import others, pairs, squared_distances, with_self
+from coterie.attention import BLOCKS, others, pairs, squared_distances, with_self
 from coterie.features import NOBODY, Factor
 from coterie.method import Population, Sized
 from coterie.methods import FedAMP, FedAvg, FedMAP
@@ -104,15 +106,23 @@ def attention(found: Found, clients: int, rate: float) -> None:
     own = w[name].flatten(1)[:, :1000]  # some of the parameters
     agree("u of the last client", u[name][-1].flatten()[:1000], xi[-1] @ own.double())
     work = 2.0 * clients**2 * numbers
-    speed = 2 * work / (end - begin) / 1e9
+    done = [work * done_of_gram(clients), work]
+    speed, truly = 2 * work / (end - begin) / 1e9, sum(done) / (end - begin) / 1e9
     share = speed / rate
     what = f"FedAMP, {clients:,} clients x {numbers:,} parameters"
-    found.add(f"{what}: distances", f"{middle - begin:.2f} s", f"{work / (middle - begin) / 1e9:.0f} GFLOP/s")
-    found.add("every u_i", f"{end - middle:.2f} s", f"{work / (end - middle) / 1e9:.0f} GFLOP/s")
-    judged = target("FedAMP: share of the matmul rate", share, SHARE)
-    found.add("both", f"{end - begin:.2f} s", f"{speed:.0f} GFLOP/s, {share:.0%} of the matmul rate", judged)
+    found.add(f"{what}: distances", f"{middle - begin:.2f} s", f"{done[0] / (middle - begin) / 1e9:.0f} GFLOP/s done")
+    found.add("every u_i", f"{end - middle:.2f} s", f"{done[1] / (end - middle) / 1e9:.0f} GFLOP/s done")
+    found.add("both, operations done", f"{end - begin:.2f} s", f"{truly:.0f} GFLOP/s, {truly / rate:.0%} of matmul")
+    judged = target("FedAMP: credited share of the matmul rate", share, SHARE)
+    found.add("both, credited as two products", "", f"{speed:.0f} GFLOP/s, {share:.0%} of matmul", judged)
     judged = target("FedAMP: peak memory, GB", peak, GIGABYTES, at_most=True)
     found.add("peak memory of the process", "", f"{peak:.2f} GB", judged)
+
+
+def done_of_gram(size: int) -> float:
+    """The part of a Gram matrix that is computed: each block of rows with itself and those after it."""
+    step = max(64, -(-size // BLOCKS))
+    return sum(min(step, size - start) * (size - start) for start in range(0, size, step)) / size**2
 
 
 def gaussians(found: Found, clients: int, examples: int, classes: int, dim: int) -> None:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,8 @@ import torch
 import coterie
 from coterie import METHODS
 from coterie.evaluation import Predictions
+from coterie.experiment import card as cards_of
+from coterie.experiment import files
 from coterie.experiment.card import intervals, to_markdown, write_cards
 from coterie.experiment.setup import prepare
 from coterie.task import Task
@@ -113,3 +116,34 @@ def test_regression_cards(tmp_path):
     assert "classes" not in card["data"]
     assert np.isfinite(card["metrics"]["test_intervals"]["rmse"]).all()
     assert "gives values." in text
+
+
+def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
+    """By several processes, without a wait for each file, and naming few of those they learned from."""
+    result = joined("fedmap")
+    setup = prepare("fedmap", two_kinds(), holdout=0.2, **QUICK)
+    waits = []
+    monkeypatch.setattr(files.os, "sync", lambda: waits.append(1))
+    write_cards(result, setup, tmp_path / "one")
+    assert not waits
+    monkeypatch.setattr(cards_of, "SOME", 2)
+    monkeypatch.setattr(files, "MANY", 2)
+    write_cards(result, setup, tmp_path / "several")
+    assert waits == [1]
+
+    def found(run):
+        paths = sorted((tmp_path / run / "clients").glob("*/card.*"))
+        return {path.relative_to(tmp_path / run): path.read_text().replace(f"{tmp_path / run}", "") for path in paths}
+
+    assert found("one") == found("several")
+    assert len(found("one")) == 2 * len(result.names)
+    monkeypatch.setattr(cards_of, "MOST", 2)
+    monkeypatch.setattr(cards_of, "SHOWN", 1)
+    write_cards(result, setup, tmp_path / "few")
+    name = result.names[0]
+    whole = json.loads(found("one")[Path("clients") / name / "card.json"])["learned_from"]["weights"]
+    few = json.loads(found("few")[Path("clients") / name / "card.json"])["learned_from"]
+    assert list(few["weights"].items()) == list(whole.items())[:2]
+    assert few["more"] == len(whole) - 2
+    told = f"{len(whole) - 1} more have smaller weights; `card.json` has the first 2."
+    assert told in found("few")[Path("clients") / name / "card.md"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from coterie import rng
 from coterie.data import Federation
+from coterie.engine.engine import cores, one_thread
+from coterie.engine.workers import can_fork, fan_out
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import LEVEL, interval
 from coterie.evaluation.bootstrap import draws, statistic
@@ -25,6 +30,8 @@ FORMAT = 1
 RESAMPLES = 1000
 PARTS = ("train", "validation", "test")
 SHOWN = 10  # collaborators that the Markdown names
+MOST = 200  # that card.json does
+SOME = 250  # cards that one process writes at a time
 
 
 def write_cards(
@@ -45,12 +52,25 @@ def write_cards(
         benefit = files.read_json(out / "benefit.json")
     gains = {row["client"]: row for row in (benefit or {}).get("clients", [])}
     versions = {**environment()["packages"], "coterie": version(), "python": environment()["python"]}
-    for i, name in enumerate(result.names):
-        card = make_card(result, setup, i, others, gains.get(name), versions)
-        card |= {} if population is None else {"clients": population}
-        folder = out / "clients" / safe_name(name)
-        files.write_json(folder / "card.json", card)
-        files.write_text(folder / "card.md", to_markdown(card, out))
+    learned, names = _learning(result, others), result.names
+
+    def write(some: range) -> Tensor:
+        for i in some:
+            card = make_card(result, setup, i, others, gains.get(names[i]), versions, learned(i))
+            card |= {} if population is None else {"clients": population}
+            folder = out / "clients" / safe_name(names[i])
+            files.write_json(folder / "card.json", card)
+            files.write_text(folder / "card.md", to_markdown(card, out))
+        return torch.zeros(0)  # a job says something
+
+    jobs = [partial(write, range(i, min(i + SOME, len(names)))) for i in range(0, len(names), SOME)]
+    # On one thread each, since a client's examples are few.
+    with files.together(2 * len(names)), one_thread():
+        if len(jobs) > 1 and can_fork():
+            fan_out(jobs, cores(), warm=True)
+        else:
+            for job in jobs:
+                job()
 
 
 def make_card(
@@ -60,6 +80,7 @@ def make_card(
     others: Sequence[str],
     gain: dict[str, Any] | None,
     versions: dict[str, Any],
+    learned: dict[str, Any],
 ) -> dict[str, Any]:
     config, federation, row = result.config, setup.federation, result.clients[i]
     return {
@@ -85,7 +106,7 @@ def make_card(
         "selected_metric": result.metric,
         "level": LEVEL,
         "benefit": gain,
-        "learned_from": _learned_from(result, i, others),
+        "learned_from": learned,
         "versions": versions,
     }
 
@@ -136,26 +157,31 @@ def _data(federation: Federation, i: int) -> dict[str, Any]:
     return told
 
 
-def _learned_from(result: Result, i: int, others: Sequence[str]) -> dict[str, Any]:
-    """In words and, where the method weighs the clients, their weights at the selected round."""
+def _learning(result: Result, others: Sequence[str]) -> Callable[[int], dict[str, Any]]:
+    """Who a client learned from: in words and, where the method weighs the clients, by weight at the selected round.
+
+    Of very many clients the `MOST` that weigh most are named, and `more` says how many are not.
+    """
     record = next(record for record in result.rounds if record["round"] == result.selected)
-    names = [*others, *result.names]
-    server = record.get("server", {})
-    words = result.method.learns_from
+    names, server, words = [*others, *result.names], record.get("server", {}), result.method.learns_from
     if "collaboration" in server:
         words = "the clients below, by weight: those whose data or models are most like its own weigh most"
-        row = np.asarray(server["collaboration"])[len(names) - len(result.names) + i]
-        return {"words": words, "weights": _weights(names, row)}
-    if "weight" in server:
-        weight = np.asarray(server["weight"])  # of peers: each one's own, as rows
-        return {"words": words, "weights": _weights(names, weight if weight.ndim == 1 else weight[i])}
-    return {"words": words}
+        rows = np.asarray(server["collaboration"])[len(names) - len(result.clients) :]
+    elif "weight" in server:
+        rows = np.asarray(server["weight"])  # of peers: each one's own, as rows
+    else:
+        return lambda i: {"words": words}
+    if rows.ndim == 1:
+        shared = {"words": words, **_weights(names, rows)}
+        return lambda i: shared
+    return lambda i: {"words": words, **_weights(names, rows[i])}
 
 
-def _weights(names: Sequence[str], row: np.ndarray) -> dict[str, float]:
+def _weights(names: Sequence[str], row: np.ndarray) -> dict[str, Any]:
     """Largest first; those without weight are left out."""
-    order = np.argsort(-row, kind="stable")
-    return {names[j]: float(row[j]) for j in order if row[j] > 0}
+    order = [j for j in np.argsort(-row, kind="stable").tolist() if row[j] > 0]
+    more = {"more": len(order) - MOST} if len(order) > MOST else {}
+    return {"weights": {names[j]: float(row[j]) for j in order[:MOST]}, **more}
 
 
 def _paper(method: AnyMethod) -> str:
@@ -237,7 +263,9 @@ def _learned(card: dict[str, Any]) -> list[str]:
             for name, weight in weights[:SHOWN]
         ]
     if len(weights) > SHOWN:
-        lines += ["", f"{len(weights) - SHOWN} more have smaller weights; `card.json` has them all."]
+        number = len(weights) - SHOWN + learned.get("more", 0)
+        has = f"the first {len(weights)}" if "more" in learned else "them all"
+        lines += ["", f"{number} more have smaller weights; `card.json` has {has}."]
     return lines
 
 

@@ -168,7 +168,8 @@ class RunFolder:
         if missing := [name for name in Predictions._fields if name not in flat]:
             raise CheckpointError(f"'{path}' has no {', '.join(missing)}: 'coterie resume {self.path}' writes it anew")
         found = Predictions(**{name: flat[name] for name in Predictions._fields})
-        if len({len(each) for each in found}) > 1 or found.owner.dtype != torch.int64 or not len(found.owner):
+        sizes, owner = {len(each) for each in found}, found.owner
+        if len(sizes) > 1 or owner.dtype != torch.int64 or not len(owner) or bool((owner.diff() < 0).any()):
             raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
         return found
 

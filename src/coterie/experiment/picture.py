@@ -57,13 +57,13 @@ def features(result: Result, federation: Federation) -> Params | None:
     positions = [split.test for split in federation.clients.values()]
     found, labels, owners = [], [], []
     for i, (name, share) in enumerate(zip(federation.names, _shares([len(own) for own in positions]), strict=True)):
+        if not share:
+            continue
         params = own_model(result.task, paged.take(result.views, i))
         if params is None:
             return None
         draw = rng.generator(result.config.seed, "picture", name)
         chosen = torch.from_numpy(np.sort(draw.permutation(positions[i])[:share]))
-        if not share:
-            continue
         with torch.no_grad():
             z = result.task.features(params, federation.x[chosen]).cpu()
         if z.ndim != 2 or z.shape[1] > WIDEST or not bool(torch.isfinite(z).all()):

@@ -242,7 +242,8 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
     )
     if folder:
         folder.write_predictions(predictions)
-        write_models(folder, result, federation, len(federation.names))
+        with files.together(2 * len(federation.names)):
+            write_models(folder, result, federation, len(federation.names))
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result
