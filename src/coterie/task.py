@@ -127,6 +127,11 @@ class Task:
             raise ValueError(f"the loss must give one number an example, {outputs.shape[0]}, not {tuple(losses.shape)}")
         return losses
 
+    @property
+    def log_loss(self) -> bool:
+        """Whether the loss is -log p_y."""
+        return self._example_losses is _cross_entropy
+
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""
         trained, rest = self.split(params)
