@@ -46,7 +46,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     mask = np.zeros((len(ids), epochs, longest, width), np.float32)
     key = np.zeros((len(ids), epochs, longest), np.int64)
     # One generator a client: about 0.4 ms for 10 epochs of 1,000 examples (320 steps), while other work ran beside it.
-    for row, client in enumerate(ids):
+    for row, client in enumerate(ids if epochs else ()):
         name, own = federation.names[client], federation.split(client).train
         generator = rng.generator(seed, purpose, round, name)
         passes = epochs if not plan.steps else -(-plan.steps * plan.batch_size // len(own)) + 1
