@@ -81,10 +81,11 @@ def shuffled(
     size = len(own)
     steps = -(-size // batch_size)
     order = generator.permuted(np.broadcast_to(own, (passes, size)), axis=1)
-    places = np.arange(steps * width)
-    filled = order[:, places % size].reshape(passes, steps, width)
-    mask = np.broadcast_to((places < size).reshape(steps, width), filled.shape)
-    return filled, mask.astype(np.float32)
+    room = steps * width
+    filled = np.concatenate([order] * -(-room // size), 1)[:, :room].reshape(passes, steps, width)
+    mask = np.zeros(room, np.float32)
+    mask[:size] = 1
+    return filled, np.broadcast_to(mask.reshape(steps, width), filled.shape)
 
 
 def pad_positions(positions: Sequence[np.ndarray]) -> Tensor:
