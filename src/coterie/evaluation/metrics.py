@@ -105,8 +105,9 @@ def _regression(outputs: Tensor, y: Tensor, owner: Tensor, count: Tensor) -> dic
 class _Truth:
     """What is known of the labels before any output is: whose and of which class they are, and what `auroc` ranks.
 
-    A cell is a client and a class that some of its examples have and some have not. Cells of similar size are the rows
-    of one matrix of places in [labels, classes], laid end to end; what a row lacks is the place after the last.
+    A cell is a client and a class that some of its examples have and some have not: a row of places in
+    [labels, classes], filled up to a power of two with the place after the last. Rows are laid end to end, those of one
+    width together.
     """
 
     def __init__(self, y: Tensor, owner: Tensor, clients: int, classes: int) -> None:
@@ -125,18 +126,19 @@ class _Truth:
         begin = size.cumsum() - size
         who, label = (each.numpy() for each in self.both.nonzero(as_tuple=True))
         width = 2 ** np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)[who]
-        self.places = []  # (the cells, [cells, width])
-        for wide in np.unique(width):
-            some = np.flatnonzero(width == wide)
-            column = np.arange(wide)
-            there = column < size[who[some], None]
-            row = order[np.minimum(begin[who[some], None] + column, len(order) - 1)]
-            place = np.where(there, row * classes + label[some, None], len(order) * classes)
-            self.places.append((who[some] * classes + label[some], place))
+        some = np.argsort(width, kind="stable")
+        who, label, width = who[some], label[some], width[some]
+        self.width = [(int(wide), int(rows)) for wide, rows in zip(*np.unique(width, return_counts=True), strict=True)]
+        self.begin = width.cumsum() - width  # [cells]
+        self.which = who * classes + label
+        self.row = np.repeat(np.arange(len(width), dtype=np.int32), width)  # [places]
+        column = np.arange(len(self.row)) - self.begin[self.row]
+        own = order[np.minimum(begin[who[self.row]] + column, len(order) - 1)] * classes + label[self.row]
+        self.places = np.where(column < size[who[self.row]], own, len(order) * classes)
 
     @property
     def nbytes(self) -> int:
-        return self.is_class.nbytes + sum(place.nbytes for _, place in self.places)
+        return self.is_class.nbytes + self.row.nbytes + self.places.nbytes
 
 
 def _classification(outputs: Tensor, y: Tensor, truth: _Truth) -> dict[str, Tensor]:
@@ -183,19 +185,21 @@ def _auroc(surprises: Tensor, truth: _Truth) -> Tensor:
     keys = np.empty(truth.is_class.size + 1, np.uint32)
     keys[:-1] = (surprises.numpy().view(np.uint32) << 1 | truth.is_class).ravel()
     keys[-1] = 2**32 - 2  # of no class, and above all others
+    line = keys.take(truth.places)
+    start = 0
+    for wide, rows in truth.width:
+        line[start : start + wide * rows].reshape(rows, wide).sort(1)
+        start += wide * rows
+    new = np.empty(len(line), bool)  # where it is not as the one before
+    np.greater(line[1:] ^ line[:-1], 1, out=new[1:])
+    new[truth.begin] = True
+    starts = np.flatnonzero(new)
+    size = np.diff(starts, append=len(line))
+    members = np.flatnonzero((line & 1).astype(bool))
+    row = truth.row[members]
+    rank = np.repeat(starts + (size + 1) / 2, size)[members] - truth.begin[row]
     ranks = np.zeros(truth.count.numel())
-    for cells, places in truth.places:
-        line = keys.take(places)
-        line.sort(1)
-        new = np.empty(line.shape, bool)  # where it is not as the one before
-        new[:, 0] = True
-        np.not_equal(line[:, 1:] >> 1, line[:, :-1] >> 1, out=new[:, 1:])
-        starts = np.flatnonzero(new)
-        size = np.diff(starts, append=line.size)
-        members = np.flatnonzero((line & 1).astype(bool))
-        row = members // line.shape[1]
-        rank = np.repeat(starts + (size + 1) / 2, size)[members] - row * line.shape[1]
-        ranks[cells] = np.bincount(row, rank, minlength=len(cells))
+    ranks[truth.which] = np.bincount(row, rank, minlength=len(truth.begin))
     lowest = truth.count * (truth.count + 1) / 2
     ranked = torch.from_numpy(ranks).reshape(truth.count.shape)
     area = 1 - (ranked - lowest) / (truth.count * truth.rest)  # surprise falls as p rises
