@@ -57,7 +57,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         index[row, :, :steps] = order
         index[row, :, steps:] = own[0]  # padding points at the client's own data
         mask[row, :, :steps] = used
-        key[row, :, :steps] = generator.integers(2**62, size=(epochs, steps))
+        key[row, :, :steps] = generator.integers(2**62, size=epochs * steps).reshape(epochs, steps)
     device = federation.x.device
     if federation.weights is not None:
         mask *= federation.weights.cpu().numpy()[index]
