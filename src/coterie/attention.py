@@ -16,7 +16,9 @@ from coterie import paged, tree
 from coterie.method import Newcomer
 from coterie.tree import Params
 
-PIECE_BYTES = 32 * 2**20  # of parameters in float64 at once: about what a processor's cache holds
+PIECE_BYTES = 32 * 2**20  # of parameters in float64 at once: about what a processor's shared cache holds
+NEAR_BYTES = 2**20  # what a core's own cache holds: of few rows, such pieces take a quarter of the time
+LONG = 4  # but no piece is shorter than so many times the rows, since for each the whole matrix is read and written
 BLOCKS = 8  # of rows; the products of a block with those before it are known by symmetry
 
 
@@ -100,7 +102,7 @@ def join(aggregate: Callable[[Any, Tensor, Params], Heard], newcomer: Newcomer, 
 def _gram(rows: Params, centre: bool) -> Tensor:
     """sum over parameters of X X', exactly symmetric; nearly half of it is not computed but mirrored."""
     size = len(next(iter(rows.values())))
-    width = max(1, PIECE_BYTES // (8 * size))
+    width = max(1, min(PIECE_BYTES // (8 * size), max(NEAR_BYTES // (8 * size), LONG * size)))
     total = tree.wide(next(iter(rows.values())).new_zeros(size, size))
     starts = range(0, size, max(64, -(-size // BLOCKS)))
     for leaf in rows.values():

@@ -38,6 +38,7 @@ from coterie.data.minibatches import Plan, draw
 from coterie.engine import Engine, Place, make_peers
 from coterie.engine.workers import can_fork
 from coterie.errors import CoterieWarning
+from coterie.experiment.journal import at_once
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
@@ -219,7 +220,7 @@ def resuming_changes_nothing(method: AnyMethod) -> None:
         method, _federation(), model=_module(), rounds=4, batch_size=4, clients_per_round=3, reference=False,
         engine="loop", compile=False, workers=1, checkpoint_every=2,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, at_once():
         whole = run_setup(setup, Path(folder) / "whole")
         # Killed after round 3 was logged and before its checkpoint: round 3 is done again, from round 2's.
         try:

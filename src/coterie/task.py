@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coterie import heads
 from coterie.batches import LEAST, Batch
 from coterie.decode import Decode
 from coterie.dropout import KeyedDropout
@@ -65,9 +66,10 @@ class Task:
         self.decode = decode  # of inputs that are bytes; floats go to the model as they are
         self.bf16 = bf16  # products of training steps in half the bits (`coterie.precision`)
         self._train = copy.deepcopy(module).train()
-        self._eval = copy.deepcopy(module).eval()
+        self._eval = heads.faster(copy.deepcopy(module).eval())
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
         self._first_name = _first_names(module)
+        self._own_names = frozenset(self._first_name.values())
         self.trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         if not self.trainable:
             raise ValueError("the model has no trainable parameter")
@@ -93,7 +95,7 @@ class Task:
 
     def module(self, params: Params) -> nn.Module:
         """A copy of the wrapped module that has these parameters and buffers, in evaluation mode."""
-        module = copy.deepcopy(self._eval)
+        module = heads.plain(copy.deepcopy(self._eval))
         with torch.no_grad():
             for name, tensor in _tensors(module).items():
                 tensor.copy_(params[self._first_name[name]])
@@ -115,7 +117,9 @@ class Task:
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        return functional_call(self._eval, params, (self._decoded(x),))  # type: ignore[no-any-return]
+        # To look for tied parameters takes as long as a small model does, and whether there are any is known.
+        tied = len(self._first_name) > len(self._own_names)
+        return functional_call(self._eval, params, (self._decoded(x),), tie_weights=tied)  # type: ignore[no-any-return]
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.output_losses(self.logits(params, x), y)
@@ -126,6 +130,11 @@ class Task:
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"the loss must give one number an example, {outputs.shape[0]}, not {tuple(losses.shape)}")
         return losses
+
+    @property
+    def log_loss(self) -> bool:
+        """Whether the loss is -log p_y."""
+        return self._example_losses is _cross_entropy
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""

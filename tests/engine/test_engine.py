@@ -55,6 +55,15 @@ def test_in_order_undoes_the_grouping():
     assert in_order(rows, [1, 2, 3])["a"].tolist() == [1, 2, 3]
 
 
+def test_what_results_have_twice_is_put_in_order_once():
+    first, second = torch.tensor([[3.0, 30.0], [1.0, 10.0]]), torch.tensor([[2.0, 20.0]])
+    rows = [([3, 1], (first, first.view(2, 2), first.T)), ([2], (second, second.view(1, 2), second.expand(1, 2)))]
+    kept, sent, other = in_order(rows, [1, 2, 3])
+    assert kept.tolist() == sent.tolist() == [[1, 10], [2, 20], [3, 30]]
+    assert kept.data_ptr() == sent.data_ptr()
+    assert other.tolist() == [[30, 10], [2, 20], [3, 1]]  # the same memory, read in another way
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
 def test_chunking_does_not_matter(chunk):
     base, other = simulation(), simulation()
@@ -251,7 +260,7 @@ def test_auto_says_that_there_is_no_compiler(monkeypatch):
 def test_evaluation_of_many_examples_goes_in_pieces(monkeypatch):
     sim = simulation(sizes=(60, 50))
     whole = sim.evaluate(1, Engine("stacked"))
-    monkeypatch.setattr("coterie.experiment.simulation.EVALUATION_BYTES", 24 * 32 * 4)
+    monkeypatch.setattr("coterie.experiment.examples.EVALUATION_BYTES", 24 * 32 * 4)
     pieces = sim.evaluate(1, Engine("stacked"))
     np.testing.assert_allclose(whole["test"]["loss"], pieces["test"]["loss"], rtol=1e-6)
 

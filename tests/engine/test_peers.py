@@ -6,6 +6,7 @@ import coterie
 from coterie import CoterieError, laws, tree
 from coterie.engine import Peers, make_peers
 from coterie.errors import ConfigError
+from coterie.experiment.journal import at_once
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
@@ -163,7 +164,7 @@ SETTINGS = {"engine": "loop", "compile": False, "workers": 1, "rounds": 3, "refe
 def test_a_run_among_peers_is_resumed_bit_for_bit(tmp_path):
     setup = prepare("federico", "digits", topology="ring", **SETTINGS)
     whole = run_setup(setup, tmp_path / "whole")
-    with pytest.raises(laws._Killed):
+    with pytest.raises(laws._Killed), at_once():
         run_setup(setup, tmp_path / "killed", progress=laws._KilledAt(2))
     resumed = coterie.resume(tmp_path / "killed")
     assert all(map(torch.equal, tree.leaves(whole.views), tree.leaves(resumed.views)))

@@ -2,6 +2,7 @@ import csv
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import coterie
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.experiment.config import Config, default_out, parse_bytes, read_toml, resolve, to_toml
 from coterie.experiment.folder import RunFolder, safe_name
+from coterie.experiment.journal import at_once
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAvg, FedMAP, FedProx
@@ -149,8 +151,58 @@ def test_resume_needs_what_came_from_python(tmp_path):
 
 
 def test_old_checkpoints_are_dropped_but_not_the_best(tmp_path):
-    result = run(tmp_path / "run", rounds=8)
+    with at_once():
+        result = run(tmp_path / "run", rounds=8)
     assert set(RunFolder(tmp_path / "run").checkpoints()) == {7, 8, result.selected}
+
+
+class Slow(Stop):
+    """Says what is in the folder after each round, by a clock that the test sets: a round takes 0.7 s."""
+
+    def __init__(self, number, clock, folder):
+        super().__init__(number)
+        self.clock, self.folder, self.seen = clock, folder, []
+
+    def round(self, record, metric):
+        self.clock[0] += 0.7
+        log = self.folder / "rounds.jsonl"
+        lines = len(log.read_text().splitlines()) if log.exists() else 0
+        self.seen.append((record["round"], lines, RunFolder(self.folder).checkpoints()[-1:]))
+        super().round(record, metric)
+
+
+@pytest.mark.parametrize(("every", "stopped"), [(1, 8), (5, 8)])
+def test_short_rounds_are_written_together_and_none_is_lost_by_an_interrupt(tmp_path, monkeypatch, every, stopped):
+    clock = [0.0]
+    monkeypatch.setattr("coterie.experiment.journal.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    whole = run(tmp_path / "whole", rounds=10)
+    slow = Slow(stopped, clock, tmp_path / "cut")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", rounds=10, checkpoint_every=every, progress=slow)
+    # The fourth round ends 2.1 seconds after the first began, the seventh as long after that.
+    assert [lines for _, lines, _ in slow.seen] == [0, 0, 0, 4, 4, 4, 7, 7]
+    if every == 1:
+        assert [last for _, _, last in slow.seen] == [[], [], [], [4], [4], [4], [7], [7]]
+    folder = RunFolder(tmp_path / "cut")
+    assert folder.checkpoints()[-1] == 8
+    assert len(folder.read_rounds(99)) == 8
+    best = json.loads((tmp_path / "cut/checkpoints/round-00008/state.json").read_text())["best"]
+    assert best in folder.checkpoints(), "the best round's state is there, whenever it was"
+    resumed = coterie.resume(tmp_path / "cut", data=clients(), model=model())
+    assert resumed.selected == whole.selected
+    assert [row["validation"] for row in whole.rounds] == [row["validation"] for row in resumed.rounds]
+    for name, value in whole.views.items():
+        assert torch.equal(value, resumed.views[name])
+
+
+def test_records_that_cannot_be_written_leave_no_part_of_a_line(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.append_round({"round": 1})
+    monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match="No space left"):
+        folder.append_rounds([{"round": 2}, {"round": 3}])
+    assert [row["round"] for row in folder.read_rounds(9)] == [1]
+    assert (tmp_path / "rounds.jsonl").read_text().endswith("}\n")
 
 
 def damage(path: Path, how: str) -> None:
@@ -167,7 +219,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, how):
     whole = run(tmp_path / "whole", rounds=6)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), at_once():
         run(tmp_path / "cut", rounds=6, progress=Stop(4))
     damage(tmp_path / "cut" / "checkpoints" / "round-00004" / "state.safetensors", how)
     with pytest.warns(CoterieWarning, match="round-00004"):

@@ -11,6 +11,7 @@ import coterie
 from coterie import paged, tree
 from coterie.errors import CheckpointError, CoterieWarning
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.journal import at_once
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAMP, FedMAP
@@ -60,7 +61,7 @@ def test_paging_changes_no_bit_and_neither_does_a_kill(tmp_path, method):
     assert equal(dense, whole)
     assert [row["test"] for row in dense.rounds] == [row["test"] for row in whole.rounds]
     assert not segments(tmp_path / "dense")
-    with pytest.raises(Killed):
+    with pytest.raises(Killed), at_once():
         run_setup(setup(method, checkpoint_every=2), tmp_path / "cut", progress=Stop(3, Killed))
     # What a kill at any moment may leave: a half-written segment, which goes, and no more.
     (tmp_path / "cut" / "checkpoints" / ".rows-left.tmp").write_text("half")
@@ -78,7 +79,8 @@ def test_checkpoints_share_segments_and_none_is_left_over(tmp_path):
         def round(self, record, metric):
             written.append(segments(out))
 
-    run_setup(setup("fedmap"), out, progress=Watch(0))
+    with at_once():
+        run_setup(setup("fedmap"), out, progress=Watch(0))
     assert all(len(after - before) == 1 for before, after in itertools.pairwise(written))
     kept = RunFolder(out).checkpoints()
     assert referred(out, kept[-1]) & referred(out, kept[-2])
@@ -88,7 +90,7 @@ def test_checkpoints_share_segments_and_none_is_left_over(tmp_path):
 def test_a_damaged_segment_is_named_and_the_checkpoint_before_it_used(tmp_path):
     out = tmp_path / "cut"
     whole = run_setup(setup(), tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(Killed), at_once():
         run_setup(setup(), out, progress=Stop(4, Killed))
     (own,) = referred(out, 4) - referred(out, 3)
     damage(out / "checkpoints" / own, "flipped")
@@ -111,7 +113,7 @@ def test_rows_that_are_not_there_are_refused(tmp_path):
 
 def test_a_run_that_did_not_page_goes_on_paging_but_not_the_other_way(tmp_path):
     whole = run_setup(setup(), tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(Killed), at_once():
         run_setup(setup(memory=INMEMORY), tmp_path / "old", progress=Stop(3, Killed))
     assert equal(whole, run_setup(setup(), tmp_path / "old", resuming=True))
     for older in RunFolder(tmp_path / "whole").checkpoints()[:-1]:

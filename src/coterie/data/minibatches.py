@@ -46,7 +46,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     mask = np.zeros((len(ids), epochs, longest, width), np.float32)
     key = np.zeros((len(ids), epochs, longest), np.int64)
     # One generator a client: about 0.4 ms for 10 epochs of 1,000 examples (320 steps), while other work ran beside it.
-    for row, client in enumerate(ids):
+    for row, client in enumerate(ids if epochs else ()):
         name, own = federation.names[client], federation.split(client).train
         generator = rng.generator(seed, purpose, round, name)
         passes = epochs if not plan.steps else -(-plan.steps * plan.batch_size // len(own)) + 1
@@ -57,7 +57,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         index[row, :, :steps] = order
         index[row, :, steps:] = own[0]  # padding points at the client's own data
         mask[row, :, :steps] = used
-        key[row, :, :steps] = generator.integers(2**62, size=(epochs, steps))
+        key[row, :, :steps] = generator.integers(2**62, size=epochs * steps).reshape(epochs, steps)
     device = federation.x.device
     if federation.weights is not None:
         mask *= federation.weights.cpu().numpy()[index]
@@ -81,10 +81,11 @@ def shuffled(
     size = len(own)
     steps = -(-size // batch_size)
     order = generator.permuted(np.broadcast_to(own, (passes, size)), axis=1)
-    places = np.arange(steps * width)
-    filled = order[:, places % size].reshape(passes, steps, width)
-    mask = np.broadcast_to((places < size).reshape(steps, width), filled.shape)
-    return filled, mask.astype(np.float32)
+    room = steps * width
+    filled = np.concatenate([order] * -(-room // size), 1)[:, :room].reshape(passes, steps, width)
+    mask = np.zeros(room, np.float32)
+    mask[:size] = 1
+    return filled, np.broadcast_to(mask.reshape(steps, width), filled.shape)
 
 
 def pad_positions(positions: Sequence[np.ndarray]) -> Tensor:

@@ -1,7 +1,7 @@
 """Evaluation: every client's metrics, never only their mean; how they are spread; who gains by taking part."""
 
 from coterie.evaluation.benefit import Benefit
-from coterie.evaluation.metrics import BETTER, Scores, score
+from coterie.evaluation.metrics import BETTER, Scorer, Scores, score
 from coterie.evaluation.predictions import Predictions
 
-__all__ = ["BETTER", "Benefit", "Predictions", "Scores", "score"]
+__all__ = ["BETTER", "Benefit", "Predictions", "Scorer", "Scores", "score"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.evaluation.metrics import BINS, bin_of, confidence_of, one_label_each, surprise
+from coterie.evaluation.metrics import BINS, bin_of, confidence_and_surprise, one_label_each
 from coterie.evaluation.predictions import Predictions
 from coterie.task import Task
 
@@ -44,10 +44,10 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
     shape = (len(one.y), outputs.shape[1])
     truth = _tally(shape, index, labels)
     if metric == "auroc":
-        return _auroc(surprise(outputs).double().numpy(), labels, index, truth)
+        return _auroc(confidence_and_surprise(outputs)[1].double().numpy(), labels, index, truth)
     right = (labels == found).astype(float)
     if metric == "ece":
-        confidence = confidence_of(outputs)
+        confidence, _ = confidence_and_surprise(outputs)
         gaps = _tally((len(one.y), BINS), index, bin_of(confidence).numpy(), right - confidence.numpy())
         return lambda weights: np.abs(weights @ gaps).sum(1) / (weights @ truth.sum(1))
     hits = _tally(shape, index, labels, right)

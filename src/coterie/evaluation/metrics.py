@@ -35,18 +35,37 @@ METRICS = {
     "regression": ("rmse", "r2", "loss"),
 }
 BINS = 15
+KEPT = 64 * 2**20  # bytes that a scorer may keep
 
 
 def score(task: Task, outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> Scores:
     """`outputs` and `y` are [examples, ...], `owner` [examples] says whose each is; every client has at least one."""
-    outputs, y, owner = outputs.cpu(), y.cpu(), owner.cpu()
-    count = torch.bincount(owner, minlength=clients).double()
-    loss = torch.bincount(owner, task.output_losses(outputs, y).double(), minlength=clients) / count
-    if task.kind == "regression":
-        scores = _regression(outputs, y, owner, count)
-    else:
-        scores = _classification(*one_label_each(outputs, y, owner), clients)
-    return {name: value.numpy() for name, value in {**scores, "loss": loss}.items()}
+    return Scorer(task, y, owner, clients)(outputs)
+
+
+class Scorer:
+    """`score` of outputs on the same examples again and again, as in every round: what does not depend on the outputs
+    is made once."""
+
+    def __init__(self, task: Task, y: Tensor, owner: Tensor, clients: int) -> None:
+        self.task, self.y, self.owner, self.clients = task, y.cpu(), owner.cpu(), clients
+        self.count = torch.bincount(self.owner, minlength=clients).double()
+        self._truth: _Truth | None = None
+
+    def __call__(self, outputs: Tensor) -> Scores:
+        outputs = outputs.cpu()
+        if self.task.kind == "regression":
+            scores = _regression(outputs, self.y, self.owner, self.count)
+        else:
+            flat, y, owner = one_label_each(outputs, self.y, self.owner)
+            truth = self._truth or _Truth(y, owner, self.clients, flat.shape[1])
+            if truth.nbytes <= KEPT:
+                self._truth = truth
+            scores = _classification(flat, y, truth)
+        if not self.task.log_loss:
+            losses = self.task.output_losses(outputs, self.y).double()
+            scores["loss"] = torch.bincount(self.owner, losses, minlength=self.clients) / self.count
+        return {name: value.numpy() for name, value in scores.items()}
 
 
 def one_label_each(outputs: Tensor, y: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,62 +102,105 @@ def _regression(outputs: Tensor, y: Tensor, owner: Tensor, count: Tensor) -> dic
     return {"rmse": mse.mean(1).sqrt(), "r2": torch.where(spread > 0, 1 - mse / spread, torch.nan).nanmean(1)}
 
 
-def _classification(outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> dict[str, Tensor]:
-    classes = outputs.shape[1]
-    confidence = confidence_of(outputs)
+class _Truth:
+    """What is known of the labels before any output is: whose and of which class they are, and what `auroc` ranks.
+
+    A cell is a client and a class that some of its examples have and some have not: a row of places in
+    [labels, classes], filled up to a power of two with the place after the last. Rows are laid end to end, those of one
+    width together.
+    """
+
+    def __init__(self, y: Tensor, owner: Tensor, clients: int, classes: int) -> None:
+        self.owner = owner
+        self.cell = owner * classes + y
+        self.first = owner * classes  # of the client's cells
+        self.bins = owner * BINS
+        self.count = torch.bincount(self.cell, minlength=clients * classes).double().reshape(clients, classes)
+        self.rest = self.count.sum(1, keepdim=True) - self.count
+        self.both = (self.count > 0) & (self.rest > 0)
+        if classes == 2:
+            self.both[:, 0] = False  # its curve is that of class 1 turned round
+        self.is_class = (y[:, None] == torch.arange(classes)).numpy().astype(np.uint32)
+        order = torch.argsort(owner, stable=True).numpy()  # the examples client by client
+        size = np.bincount(owner.numpy(), minlength=clients)
+        begin = size.cumsum() - size
+        who, label = (each.numpy() for each in self.both.nonzero(as_tuple=True))
+        width = 2 ** np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)[who]
+        some = np.argsort(width, kind="stable")
+        who, label, width = who[some], label[some], width[some]
+        self.width = [(int(wide), int(rows)) for wide, rows in zip(*np.unique(width, return_counts=True), strict=True)]
+        self.begin = width.cumsum() - width  # [cells]
+        self.which = who * classes + label
+        self.row = np.repeat(np.arange(len(width), dtype=np.int32), width)  # [places]
+        column = np.arange(len(self.row)) - self.begin[self.row]
+        own = order[np.minimum(begin[who[self.row]] + column, len(order) - 1)] * classes + label[self.row]
+        self.places = np.where(column < size[who[self.row]], own, len(order) * classes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.is_class.nbytes + self.row.nbytes + self.places.nbytes
+
+
+def _classification(outputs: Tensor, y: Tensor, truth: _Truth) -> dict[str, Tensor]:
+    clients, classes = truth.count.shape
+    confidence, surprises = confidence_and_surprise(outputs)
+    losses = surprises.gather(1, y[:, None])[:, 0].double()
     found = outputs.argmax(1)
     right = (found == y).double()
-    truth = torch.bincount(owner * classes + y, minlength=clients * classes).double().reshape(clients, classes)
-    said = torch.bincount(owner * classes + found, minlength=clients * classes).double().reshape(clients, classes)
-    hits = torch.bincount(owner * classes + y, right, minlength=clients * classes).reshape(clients, classes)
-    count = truth.sum(1)
-    gap = torch.bincount(owner * BINS + bin_of(confidence), right - confidence, minlength=clients * BINS)
+    said = torch.bincount(truth.first + found, minlength=clients * classes).double().reshape(clients, classes)
+    hits = torch.bincount(truth.cell, right, minlength=clients * classes).reshape(clients, classes)
+    count = truth.count.sum(1)
+    gap = torch.bincount(truth.bins + bin_of(confidence), right - confidence, minlength=clients * BINS)
     return {
-        "balanced_accuracy": (hits / truth).nanmean(1),  # 0 / 0 where a class is absent
+        "balanced_accuracy": (hits / truth.count).nanmean(1),  # 0 / 0 where a class is absent
         "accuracy": hits.sum(1) / count,
-        "macro_f1": (2 * hits / (truth + said)).nanmean(1),
-        "auroc": _auroc(outputs, y, owner, truth),
+        "macro_f1": (2 * hits / (truth.count + said)).nanmean(1),
+        "auroc": _auroc(surprises, truth),
         "ece": gap.reshape(clients, BINS).abs().sum(1) / count,
+        "loss": torch.bincount(truth.owner, losses, minlength=clients) / count,
     }
 
 
-def confidence_of(outputs: Tensor) -> Tensor:
-    """max_c p_c, [labels]."""
-    return 1 / (outputs - outputs.amax(1, keepdim=True)).double().exp().sum(1)
+def confidence_and_surprise(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """max_c p_c, [labels], and -log p as float32, [labels, classes]: the scores that `auroc` ranks.
+
+    As logarithms they stay apart near p = 1.
+    """
+    below = outputs.double()
+    below = below - below.amax(1, keepdim=True)
+    total = below.exp().sum(1, keepdim=True)
+    return 1 / total[:, 0], (total.log() - below).float()
 
 
 def bin_of(confidence: Tensor) -> Tensor:
     return (confidence * BINS).ceil().long().clamp(1, BINS) - 1
 
 
-def surprise(outputs: Tensor) -> Tensor:
-    """-log p as float32, [labels, classes]: the scores that `auroc` ranks. As logarithms they stay apart near p = 1."""
-    return outputs.double().log_softmax(1).abs().float()
-
-
-def _auroc(outputs: Tensor, y: Tensor, owner: Tensor, truth: Tensor) -> Tensor:
+def _auroc(surprises: Tensor, truth: _Truth) -> Tensor:
     """By the rank sum: sum of the ranks of class c, less what it is if they are lowest, over the number of pairs.
 
-    All clients and classes are ranked at once, by one sort of whole numbers made of (client and class, score, whether
-    it is of the class); ties share their mean rank. The bits of floats that are not negative sort as the floats do.
+    Each cell is ranked by a sort of whole numbers made of (score, whether it is of the class); ties share their mean
+    rank. The bits of floats that are not negative sort as the floats do.
     """
-    clients, classes = truth.shape
-    rest = truth.sum(1, keepdim=True) - truth
-    both = (truth > 0) & (rest > 0)
-    if classes == 2:
-        both[:, 0] = False  # its curve is that of class 1 turned round
-    row, label = both[owner].nonzero(as_tuple=True)
-    bits = surprise(outputs).view(torch.int32)[row, label].long()
-    key = ((owner[row] * classes + label) << 33) | (bits << 1) | (y[row] == label).long()
-    line = np.sort(key.numpy())
-    number = len(line)
-    starts = np.flatnonzero(np.r_[True, line[1:] >> 1 != line[:-1] >> 1][:number])  # of ties
-    size = np.diff(np.r_[starts, number])
-    rank = np.repeat(starts + (size + 1) / 2, size)
-    cell, positive = line >> 33, line & 1
-    members = np.bincount(cell, minlength=clients * classes)
-    ranks = np.bincount(cell, rank * positive, minlength=clients * classes).reshape(clients, classes)
-    before = (members.cumsum() - members).reshape(clients, classes)  # ranks count from the beginning of the line
-    lowest = truth * torch.from_numpy(before) + truth * (truth + 1) / 2
-    area = 1 - (torch.from_numpy(ranks) - lowest) / (truth * rest)  # surprise falls as p rises
-    return torch.where(both, area, torch.nan).nanmean(1)
+    keys = np.empty(truth.is_class.size + 1, np.uint32)
+    keys[:-1] = (surprises.numpy().view(np.uint32) << 1 | truth.is_class).ravel()
+    keys[-1] = 2**32 - 2  # of no class, and above all others
+    line = keys.take(truth.places)
+    start = 0
+    for wide, rows in truth.width:
+        line[start : start + wide * rows].reshape(rows, wide).sort(1)
+        start += wide * rows
+    new = np.empty(len(line), bool)  # where it is not as the one before
+    np.greater(line[1:] ^ line[:-1], 1, out=new[1:])
+    new[truth.begin] = True
+    starts = np.flatnonzero(new)
+    size = np.diff(starts, append=len(line))
+    members = np.flatnonzero((line & 1).astype(bool))
+    row = truth.row[members]
+    rank = np.repeat(starts + (size + 1) / 2, size)[members] - truth.begin[row]
+    ranks = np.zeros(truth.count.numel())
+    ranks[truth.which] = np.bincount(row, rank, minlength=len(truth.begin))
+    lowest = truth.count * (truth.count + 1) / 2
+    ranked = torch.from_numpy(ranks).reshape(truth.count.shape)
+    area = 1 - (ranked - lowest) / (truth.count * truth.rest)  # surprise falls as p rises
+    return torch.where(truth.both, area, torch.nan).nanmean(1)

@@ -99,7 +99,9 @@ class Config(BaseModel):
     memory: str = Field(
         "2GB", description="most client state in memory at once, such as 500MB or 2GB; the rest is on disk"
     )
-    checkpoint_every: int = Field(1, ge=1, description="write a checkpoint every so many rounds")
+    checkpoint_every: int = Field(
+        1, ge=1, description="write a checkpoint every so many rounds, and no more often than every two seconds"
+    )
     reference: bool = Field(True, description="also train every client alone, to compare with")
     report: bool = Field(True, description="write report.html, the run in pictures, at the end")
     track: str | None = Field(None, description="also write each round to tensorboard, mlflow, or both (with a comma)")

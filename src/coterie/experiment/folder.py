@@ -62,15 +62,26 @@ class RunFolder:
         files.write_text(self.path / "config.toml", config_toml)
         files.write_json(self.path / "environment.json", environment())
 
-    @timed("write")
     def append_round(self, record: dict[str, Any]) -> None:
+        self.append_rounds([record])
+
+    @timed("write")
+    def append_rounds(self, records: list[dict[str, Any]]) -> None:
+        """All of them, or none if that fails."""
+        path = self.path / "rounds.jsonl"
+        left = memoryview("".join(files.to_json(record) + "\n" for record in records).encode())
         try:
-            with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-                file.write(files.to_json(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with path.open("ab", buffering=0) as file:
+                begin = file.tell()
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                    os.fsync(file.fileno())
+                except BaseException:
+                    file.truncate(begin)
+                    raise
         except OSError as error:
-            raise CheckpointError(f"'{self.path / 'rounds.jsonl'}' cannot be written: {error.strerror}") from error
+            raise CheckpointError(f"'{path}' cannot be written: {error.strerror}") from error
 
     def read_rounds(self, until: int) -> list[dict[str, Any]]:
         """The records up to round `until`; lines after it (a round that was not checkpointed) are dropped."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from coterie import paged
 from coterie.data import Federation
 from coterie.data.loading import is_known
-from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
+from coterie.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, mean, plain
 from coterie.experiment import files, picture, tracking
@@ -19,6 +19,7 @@ from coterie.experiment.card import class_names
 from coterie.experiment.config import parse_bytes, read_toml, to_toml
 from coterie.experiment.finish import finish, summary
 from coterie.experiment.folder import RunFolder
+from coterie.experiment.journal import Journal
 from coterie.experiment.pick import Begin, pick_engine
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
@@ -186,8 +187,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
     engine = seat.engine(begun) if seat else pick_engine([begun], begun.probe, tell.say)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
-    good = (done, sim.state)
-    saved = done
+    journal = Journal(folder, config.checkpoint_every, done, best)
     try:
         for number in each("round", range(done + 1, config.rounds + 1)):
             begin = time.perf_counter()
@@ -200,18 +200,11 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
                     best, kept = number, sim.state
             record["seconds"] = (time.perf_counter() - begin) / (seat.number if seat else 1)
             records.append(record)
-            good = (number, sim.state)
-            if folder:
-                folder.append_round(record)
-                if best == number or number % config.checkpoint_every == 0 or number == config.rounds:
-                    folder.save(number, sim.state, best)
-                    saved = number
+            journal.add(record, sim.state, best, kept, last=number == config.rounds)
             tracked.round(record)
             tell.round(record, setup.metric)
-    except (KeyboardInterrupt, CoterieError):
-        # All complete rounds are kept, whatever checkpoint_every says.
-        if folder and good[0] > saved:
-            folder.save(*good, best)
+    except (KeyboardInterrupt, Exception):
+        journal.write()  # all complete rounds are kept, whatever checkpoint_every says
         raise
     finally:
         tell.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,23 +13,24 @@ from torch import Tensor
 
 from coterie import paged, rng, tree
 from coterie.batches import Batches
-from coterie.data.federation import Federation, Index, SplitName
+from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.device import on
 from coterie.engine import Central, Engine, Place, in_order
+from coterie.engine.engine import one_thread
 from coterie.engine.team import Rows
 from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
+from coterie.experiment import examples
+from coterie.experiment.examples import PARTS, Examples
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
-from coterie.paged import Store
+from coterie.paged import Paged, Store
 from coterie.spans import timed
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
-PARTS: tuple[SplitName, ...] = ("validation", "test")
-EVALUATION_BYTES = 64 * 2**20  # inputs that a chunk evaluates at once
 PASSES = 10_000_000  # of an example through a client's model, in a global test
 POOL = "evaluate on the pool"  # of all clients' test examples
 POOLED = 500_000  # of them whose outputs are held at once
@@ -123,17 +125,19 @@ class Simulation:
 
         Where the method has one model for everybody too (G), its metrics on the same examples have the prefix global_.
         """
-        scores = self._score(self._own_outputs(round, engine))
         shared = self._shared()
-        if shared is not None:
-            results = self._shared_outputs(round, engine, shared)
-            scores |= {f"global_{part}": by for part, by in self._score(results).items()}
+        with one_thread():
+            scores = self._examples.score(self._own_outputs(round, engine))
+            if shared is not None:
+                common = self._examples.score(self._shared_outputs(round, engine, shared))
+                scores |= {f"global_{part}": by for part, by in common.items()}
         return scores
 
     @timed("evaluate")
     def predictions(self, round: int, engine: Engine) -> Predictions:
         """What every client's model says of its own test examples: what `evaluate` scores."""
-        return self._laid(self._own_outputs(round, engine), PARTS.index("test"), "test")
+        with one_thread():
+            return self._examples.predictions(self._own_outputs(round, engine), "test")
 
     @timed("evaluate")
     def both_tests(self, round: int, engine: Engine) -> dict[str, Any]:
@@ -146,7 +150,7 @@ class Simulation:
         shared = self._shared()
         if shared is None:
             return {}
-        everyone = list(range(len(self.federation.names)))
+        everyone = self._everyone
         own = [self.federation.split(i).test for i in everyone]
         sizes = [float(len(each)) for each in own]
         pool = np.concatenate(own)
@@ -154,16 +158,16 @@ class Simulation:
             number = max(1, PASSES // len(everyone))
             pool = np.sort(rng.generator(self.seed, "global test").choice(pool, number, replace=False))
         local = {
-            "G": self._score(self._shared_outputs(round, engine, shared))["test"],
-            "P": self._score(self._own_outputs(round, engine))["test"],
+            "G": self._examples.score(self._shared_outputs(round, engine, shared))["test"],
+            "P": self._examples.score(self._own_outputs(round, engine))["test"],
         }
         found: dict[str, list[Scores]] = {"G": [], "P": []}
         copies = everyone[:1] if isinstance(self.place, Central) else everyone  # one server has one G
         step = max(1, POOLED // len(pool))
         for ids in (everyone[start : start + step] for start in range(0, len(everyone), step)):
-            found["P"].append(self._pooled(self._own_outputs(round, engine, ids, pool), ids, pool))
+            found["P"].append(self._pooled(self._own_results(round, engine, ids, pool), ids, pool))
             if some := [i for i in ids if i in copies]:
-                found["G"].append(self._pooled(self._shared_outputs(round, engine, shared, some, pool), some, pool))
+                found["G"].append(self._pooled(self._shared_results(round, engine, shared, some, pool), some, pool))
         told: dict[str, Any] = {"examples": len(pool)}
         for which, parts in found.items():
             pooled = {metric: mean(np.concatenate([part[metric] for part in parts])) for metric in parts[0]}
@@ -173,9 +177,44 @@ class Simulation:
             }
         return told
 
-    def _own_outputs(self, round: int, engine: Engine, ids: list[int] | None = None, pool: Index | None = None) -> Any:
-        """Of the clients `ids` (all), on their validation and test examples or on those of `pool`."""
-        ids = list(range(len(self.federation.names))) if ids is None else ids
+    @property
+    def _everyone(self) -> list[int]:
+        return list(range(len(self.federation.names)))
+
+    @functools.cached_property
+    def _examples(self) -> Examples:
+        return Examples(self.federation, self.task)
+
+    @functools.cached_property
+    def _none(self) -> list[Batches]:
+        """No minibatches, for each client: what those see that need none to make their view."""
+        none = self._draw(self._everyone, replace(self.plan, epochs=0, steps=None), "personalize", 0)
+        own = zip(none.index, none.mask, none.key, none.count, strict=True)
+        return [Batches(none.x, none.y, *each) for each in own]
+
+    def _own_outputs(self, round: int, engine: Engine) -> Tensor:
+        """Of every client's own model on its validation and test examples, in the order of `Examples`."""
+        if self._examples.fit() and not self.method.personalize_epochs and not isinstance(self.state.clients, Paged):
+            down = self._send(self._everyone, *self._for_evaluation, round)
+            with on(self.federation.x.device):
+                rows = ((tree.rows(self.state.clients, i), tree.rows(down, i)) for i in self._everyone)
+                views = [self._view(*row, batches) for row, batches in zip(rows, self._none, strict=True)]
+                if self._examples.little("P", functools.partial(self.method.predict, self.task, views[0])):
+                    pairs = zip(views, self._examples.x, strict=True)
+                    return torch.cat([self.method.predict(self.task, view, x) for view, x in pairs])
+        return self._examples.laid(self._own_results(round, engine, self._everyone))
+
+    def _shared_outputs(self, round: int, engine: Engine, shared: Params) -> Tensor:
+        """The same of the model for everybody."""
+        if self._examples.fit():
+            with on(self.federation.x.device):
+                if self._examples.little("G", functools.partial(self.task.logits, tree.rows(shared, 0))):
+                    pairs = enumerate(self._examples.x)
+                    return torch.cat([self.task.logits(tree.rows(shared, i), x) for i, x in pairs])
+        return self._examples.laid(self._shared_results(round, engine, shared, self._everyone))
+
+    def _own_results(self, round: int, engine: Engine, ids: list[int], pool: Index | None = None) -> Any:
+        """Of the clients `ids`, on their validation and test examples or on those of `pool`."""
         rows_of = self._personal(round, ids)
 
         def personal(group: list[int]) -> Rows:
@@ -185,14 +224,12 @@ class Simulation:
         purpose = "evaluate" if pool is None else POOL
         return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
 
-    def _shared_outputs(
-        self, round: int, engine: Engine, shared: Params, ids: list[int] | None = None, pool: Index | None = None
+    def _shared_results(
+        self, round: int, engine: Engine, shared: Params, ids: list[int], pool: Index | None = None
     ) -> Any:
-        ids = list(range(len(self.federation.names))) if ids is None else ids
-        rows_of = self._personal(round, ids)
-
         def common(group: list[int]) -> Rows:
-            return (tree.rows(shared, self._at(group)), self._positions(group, pool)), rows_of(group)[1]
+            none = self._draw(group, replace(self.plan, epochs=0, steps=None), "personalize", round)
+            return (tree.rows(shared, self._at(group)), self._positions(group, pool)), none
 
         purpose = "evaluate globally" if pool is None else POOL
         return engine.map(self._global_outputs, self.federation, ids, common, purpose=purpose)
@@ -206,19 +243,6 @@ class Simulation:
         splits = [self.federation.split(i) for i in group]
         return tuple(pad_positions([split[part] for split in splits]).to(self.federation.x.device) for part in PARTS)
 
-    def _laid(self, results: list[tuple[list[int], Tree]], k: int, part: SplitName) -> Predictions:
-        """The k-th outputs of all clients, end to end in the order of the clients."""
-        rows = {i: chunk[k][row] for group, chunk in results for row, i in enumerate(group)}
-        own = [self.federation.split(i)[part] for i in range(len(rows))]
-        outputs = torch.cat([rows[i][: len(each)] for i, each in enumerate(own)]).cpu()
-        owner = torch.arange(len(own)).repeat_interleave(torch.tensor([len(each) for each in own]))
-        return Predictions(outputs, self.federation.y[torch.from_numpy(np.concatenate(own))].cpu(), owner)
-
-    def _score(self, results: list[tuple[list[int], Tree]]) -> dict[str, Scores]:
-        clients = len(self.federation.names)
-        laid = {str(part): self._laid(results, k, part) for k, part in enumerate(PARTS)}
-        return {part: score(self.task, *each, clients) for part, each in laid.items()}
-
     def _pooled(self, results: list[tuple[list[int], Tree]], ids: list[int], pool: Index) -> Scores:
         """The metrics of the models of `ids`, each on all of `pool`."""
         (outputs,) = in_order(results, ids)
@@ -228,7 +252,7 @@ class Simulation:
 
     def views(self, round: int, engine: Engine) -> Any:
         """What every client would deploy, as rows; paged, where the clients' states are."""
-        everyone = list(range(len(self.federation.names)))
+        everyone = self._everyone
         rows_of = self._personal(round, everyone)
 
         def of(ids: list[int]) -> Tree:
@@ -255,7 +279,8 @@ class Simulation:
         return round(rounds * self.participants * sum(everyone) / len(everyone))
 
     def _work(self, round: int, ids: list[int]) -> tuple[Tree, Any]:
-        rows_of, down = self._rows(ids, self.method.dispatch, "dispatch", round)
+        down = self._send(ids, self.method.dispatch, "dispatch", round)
+        rows_of = self._rows(ids, down)
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, self.plan, "minibatches", round)
@@ -263,7 +288,7 @@ class Simulation:
         return down, with_batches
 
     def _personal(self, round: int, ids: list[int]) -> Any:
-        rows_of, _ = self._rows(ids, self.method.deploy, "dispatch for evaluation", round)
+        rows_of = self._rows(ids, self._send(ids, *self._for_evaluation, round))
         plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None)
 
         def with_batches(group: list[int]) -> Rows:
@@ -271,19 +296,25 @@ class Simulation:
 
         return with_batches
 
-    def _rows(self, ids: list[int], send: Any, purpose: str, round: int) -> tuple[Any, Tree]:
+    @property
+    def _for_evaluation(self) -> tuple[Any, str]:
+        return self.method.deploy, "dispatch for evaluation"
+
+    def _send(self, ids: list[int], send: Any, purpose: str, round: int) -> Tree:
         def fresh() -> torch.Generator:
             return rng.torch_generator(self.seed, purpose, round)
 
         with on(self.federation.x.device):
-            down = self.place.send(send, self.state.server, self._at(ids), fresh)
+            return self.place.send(send, self.state.server, self._at(ids), fresh)
+
+    def _rows(self, ids: list[int], down: Tree) -> Any:
         place = {client: row for row, client in enumerate(ids)}
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
             at = self._at([place[i] for i in group])
             return paged.take(self.state.clients, self._at(group)), tree.rows(down, at)
 
-        return rows_of, down
+        return rows_of
 
     def _draw(self, group: list[int], plan: Plan, purpose: str, round: int) -> Batches:
         return draw(self.federation, group, plan, seed=self.seed, purpose=purpose, round=round)
@@ -317,5 +348,5 @@ class Simulation:
 
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
-    width = max(1, EVALUATION_BYTES // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as
+    width = max(1, examples.EVALUATION_BYTES // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as
     return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)

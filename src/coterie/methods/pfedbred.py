@@ -96,7 +96,7 @@ class PFedBreD(Method[Params, Client, Params, Parts]):
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         theta = tree.where(client.rounds > 0, client.theta, down)
-        return train(task, self.optimizer, theta, batches.first(self.finetune))[0]
+        return train(task, self.optimizer, theta, batches.first(self.finetune))[0] if self.finetune else theta
 
     def global_model(self, server: Params) -> Params:
         return server
