@@ -61,8 +61,9 @@ def _conv2d(
     size, (out, _, rows, columns) = x.shape[0], weight.shape
     patches = x.unfold(2, rows, 1).unfold(3, columns, 1)  # [batch, channels, high, wide, rows, columns]
     high, wide = patches.shape[2:4]
-    matrix = patches.permute(0, 2, 3, 1, 4, 5).reshape(size * high * wide, -1)
-    result = matrix @ weight.reshape(out, -1).T
+    matrix = patches.permute(1, 4, 5, 0, 2, 3).reshape(-1, size * high * wide).T
+    # Laid out anew, so that its gradient is computed as patches times gradient, which is faster than the other way
+    result = matrix @ weight.reshape(out, -1).T.contiguous()
     if bias is not None:
         result = result + bias
     return result.reshape(size, high, wide, out).permute(0, 3, 1, 2)
