@@ -7,7 +7,7 @@ one by one. Results are the same, ties and all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> Any:
     """(largest value of each window, its place in the image); `NotImplemented` where windows overlap, do not fill the
-    image, or have other axes than channels last."""
+    image, or the channels do not come last."""
     if not _plain(x, kernel, stride, padding, dilation):
         return NotImplemented
     rows, columns = kernel[0], kernel[-1]
@@ -35,10 +35,10 @@ def max_pool2d(
     best = values[0]
     for value in values[1:]:
         best = torch.maximum(best, value)
-    place = _place(values)
+    place = _place(values).to(torch.int64)
     high, wide = (torch.arange(size, device=x.device) for size in best.shape[1:3])
     row, column = (high * rows)[:, None, None] + place // columns, (wide * columns)[:, None] + place % columns
-    return _first(_laid_out(best)), _first(row * x.shape[3] + column).to(torch.int64)
+    return _first(_laid_out(best)), _first(row * x.shape[3] + column)
 
 
 def max_pool2d_backward(
@@ -57,13 +57,13 @@ def max_pool2d_backward(
     rows, columns = kernel[0], kernel[-1]
     # Written down once a window: the compiler would otherwise find it again for every input.
     place = _laid_out(_place(_windows(x, rows, columns)))
-    own = torch.arange(rows * columns, dtype=x.dtype, device=x.device).view(rows, 1, columns, 1)
+    own = torch.arange(rows * columns, dtype=place.dtype, device=x.device).view(rows, 1, columns, 1)
     chosen = place[:, :, None, :, None] == own
     spread = torch.where(chosen, _laid_out(_last(grad))[:, :, None, :, None], 0.0)
     return _first(spread.reshape(_last(x).shape))
 
 
-DECOMPOSITIONS = {
+DECOMPOSITIONS: dict[torch._ops.OpOverload[..., Any], Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: max_pool2d,
     aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
 }
@@ -85,7 +85,7 @@ def _windows(x: Tensor, rows: int, columns: int) -> list[Tensor]:
 
 def _place(values: list[Tensor]) -> Tensor:
     """Where the largest is: the first of equals, and a NaN before all. As floats, which are compared faster."""
-    best, place = values[0], torch.zeros_like(values[0])
+    best, place = values[0], torch.zeros_like(values[0], dtype=torch.float32)
     for at, value in enumerate(values[1:], 1):
         better = (value > best) | (value != value)
         best, place = torch.where(better, value, best), torch.where(better, float(at), place)
