@@ -2,7 +2,8 @@
 
 PyTorch's CPU convolution is slow when the input has one or three channels: the patches are then so short that it pays
 to lay them out as a matrix and multiply (im2col). On a 28x28 network with two convolutions this takes a compiled step
-from 9.8 ms to 5.7 ms (`benchmarks/local_training.py` measures the whole). Results agree to float tolerance.
+from 9.8 ms to 5.7 ms (`benchmarks/local_training.py` measures the whole). Results agree to float tolerance. A patch is
+a column of the matrix: its rows are then copied along rows of the image, a vector at a time.
 
 Convolutions with more channels are faster with channels last, where there is one client: the second one of that network
 from 0.90 to 0.52 ms forward and from 2.0 to 1.4 ms backward, each measured alone.
@@ -61,8 +62,9 @@ def _conv2d(
     size, (out, _, rows, columns) = x.shape[0], weight.shape
     patches = x.unfold(2, rows, 1).unfold(3, columns, 1)  # [batch, channels, high, wide, rows, columns]
     high, wide = patches.shape[2:4]
-    matrix = patches.permute(0, 2, 3, 1, 4, 5).reshape(size * high * wide, -1)
-    result = matrix @ weight.reshape(out, -1).T
+    matrix = patches.permute(1, 4, 5, 0, 2, 3).reshape(-1, size * high * wide).T
+    # Laid out anew, so that its gradient is patches times gradient, which is a third faster than the other way round
+    result = matrix @ weight.reshape(out, -1).T.contiguous()
     if bias is not None:
         result = result + bias
     return result.reshape(size, high, wide, out).permute(0, 3, 1, 2)

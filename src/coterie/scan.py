@@ -35,6 +35,7 @@ from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
+from coterie.pooling import DECOMPOSITIONS
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -307,7 +308,10 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
 def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
     function = program.function(select=bool(program.lifts))  # one client alone never takes a masked step
     with FewChannelConvolution(alone=not program.lifts):
-        graph: torch.fx.GraphModule = make_fx(lambda *flat: [value.contiguous() for value in function(*flat)])(*example)
+        graph: torch.fx.GraphModule = make_fx(
+            lambda *flat: [value.contiguous() for value in function(*flat)],
+            decomposition_table=DECOMPOSITIONS if example[0].device.type == "cpu" else None,
+        )(*example)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
