@@ -13,10 +13,12 @@ safetensors layout, and mapped into memory. Pages are given back as soon as they
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -99,7 +101,7 @@ class Store:
     def keep(self, segment: Segment) -> Segment:
         self._segments[next(self._number)] = segment
         held = [each for each in self._segments.values() if each.map is None]  # the oldest first
-        excess = sum(each.nbytes for each in held) - self.memory
+        excess, paged = sum(each.nbytes for each in held) - self.memory, False
         for each in held:
             if excess <= 0:
                 break
@@ -107,6 +109,9 @@ class Store:
                 self.folder.mkdir(parents=True, exist_ok=True)
             each.page_out(self.folder)
             excess -= each.nbytes
+            paged = True
+        if paged:
+            _trim()
         return segment
 
 
@@ -152,8 +157,7 @@ class Paged:
         home[ids.cpu()] = _places(number, 0, len(ids))
         used, counts = np.unique(home[:, 0].numpy(), return_counts=True)
         count: dict[int, int] = dict(zip(used.tolist(), counts.tolist(), strict=True))
-        kept, parts = {FIRST: self.segments[FIRST]}, [flatten(new)]
-        size = len(ids)
+        kept, flat = {FIRST: self.segments[FIRST]}, flatten(new)
         for old, segment in self.segments.items():
             if old == FIRST or not count.get(old):
                 continue
@@ -162,11 +166,10 @@ class Paged:
                 continue
             moved = (home[:, 0] == old).nonzero().flatten()
             rows = home[moved, 1]
-            home[moved] = _places(number, size, len(moved))
-            parts.append({name: matrix[rows] for name, matrix in segment.flat.items()})
-            size += len(moved)
+            home[moved] = _places(number, len(next(iter(flat.values()))), len(moved))
+            flat = {name: torch.cat([matrix, segment.flat[name][rows]]) for name, matrix in flat.items()}
             segment.release()
-        return Paged(self.store, self.first, home, kept | {number: self.store.keep(Segment(_joined(parts)))})
+        return Paged(self.store, self.first, home, kept | {number: self.store.keep(Segment(flat))})
 
     def resized(self, size: int) -> Paged:
         """With more clients, who begin as all did."""
@@ -228,19 +231,14 @@ def unflatten(flat: Params, ids: Tensor | slice, like: Tree) -> Tree:
     return tree.map(part, like)
 
 
-def _joined(parts: list[Params]) -> Params:
-    """All rows, in pages that go back to the system when they are dropped.
+def _trim() -> None:
+    """Give the heap's holes back to the system.
 
-    From the heap, rows that stay for some rounds, among all that a round needs for a moment, would leave holes that
-    nothing fits: 1.5 GB for 0.8.
+    Rows that stay for some rounds lie among all that a round needs for a moment, and what is freed around them does not
+    fit what is asked for next: without this, the process would grow to a multiple of what it holds.
     """
-    joined = {}
-    for name, matrix in parts[0].items():
-        size, width = sum(len(part[name]) for part in parts), matrix.shape[1]
-        pages = mmap.mmap(-1, max(1, size * width) * matrix.itemsize)
-        joined[name] = torch.frombuffer(pages, dtype=matrix.dtype)[: size * width].view(size, width)
-        torch.cat([part[name] for part in parts], out=joined[name])
-    return joined
+    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _places(number: int, start: int, count: int) -> Tensor:
