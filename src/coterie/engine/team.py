@@ -149,7 +149,8 @@ class Team:
             if own is not None:
                 done[own] = work(rows_of[own]() if rows is None else rows)
                 own = None
-            for slot in self._reports(wait=not waiting and len(done) + len(busy) == len(rows_of) and not self._more()):
+            nothing_else = bool(busy) and not waiting and not self._more()
+            for slot in self._reports(wait=nothing_else):
                 done[busy.pop(slot)] = self._result(slot, done)
                 free.append(slot)
         return [done[number] for number in range(len(rows_of))]
