@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -33,13 +34,34 @@ class Busy:
     @staticmethod
     def _seconds() -> tuple[float, float, float]:
         """(busy, all, this process and its children), summed over the cores."""
-        own = sum(os.times()[:4])
+        own = sum(os.times()[:4]) + sum(map(_spent, _descendants(os.getpid())))
         try:
             ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
         except OSError:
             return own, 0.0, own
         idle = ticks[3] + ticks[4]
         return (sum(ticks) - idle) / TICKS, sum(ticks) / TICKS, own
+
+
+def _descendants(process: int) -> list[int]:
+    """The living ones: what the dead took is in `os.times` already."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
+    found = [process]
+    for each in found:  # which grows
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def _spent(process: int) -> float:
+    """Seconds of a process and of its dead children."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:  # it has ended meanwhile
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS
 
 
 def seconds(work: Callable[[], object]) -> float:

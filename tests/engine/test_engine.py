@@ -12,7 +12,7 @@ from coterie.data import from_clients
 from coterie.data.minibatches import Plan
 from coterie.engine import Engine, choose, chunk_size
 from coterie.engine import workers as workers_module
-from coterie.engine.choose import _overhead
+from coterie.engine.choose import shape
 from coterie.engine.engine import chunks, in_order
 from coterie.engine.workers import fan_out
 from coterie.errors import CoterieError
@@ -275,9 +275,12 @@ def test_partial_participation_is_fair_and_does_not_depend_on_the_order():
     assert all(len(sim.sample(number)) == 2 for number in range(1, 20))
 
 
-def test_what_compiling_saves_is_what_does_not_grow_with_the_clients():
-    engine = Engine("stacked", chunk=10)
-    # h = 100 and w = 5 microseconds: 105 alone, 150 for ten together
-    assert _overhead({"loop": 105.0, "stacked": 15.0}, engine) == pytest.approx(100 / 150)
-    assert _overhead({"loop": 50.0, "stacked": 50.0}, engine) == 0.0
-    assert _overhead({"stacked": 15.0}, engine) == 0.0
+def test_the_shape_of_a_stacked_engine():
+    """As many chunks as processes, if there are clients enough; lanes that the cache holds and the sizes can fill."""
+    room, sizes = 10**9, [10] * 20
+    assert shape(sizes, 1000, 1000, 20, room, 2) == (10, (10, 10))
+    assert shape(sizes, 1000, 1000, 20, room, 16) == (4, (4, 4))  # no fewer than four each
+    assert shape(sizes, 10**8, 1000, 20, 5 * 10**8, 2) == (5, (5, 5))  # memory for five
+    assert shape(sizes, 1000, 400_000, 20, room, 2) == (10, (5, 3))  # 3.5 MB of models, and 1 MB
+    skewed = [100, *[10] * 19]
+    assert max(shape(skewed, 1000, 1000, 20, room, 1)[1]) <= 6  # of 20: one has a third of all steps

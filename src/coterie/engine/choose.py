@@ -25,7 +25,9 @@ from coterie.lanes import fitting
 from coterie.machine_code import compiling_takes
 from coterie.scan import compilations, refusals
 
-CACHE = 3_500_000  # bytes of parameters that a chunk may hold: beyond, its steps wait for memory
+CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory
+OWN_CACHE = 1_000_000  # the same of a compiled step, which has so little cost of its own that it may be smaller
+SAVES = {"stacked": 0.7, "loop": 0.25}  # the share of the time that compiling saves, at least, where it was measured
 FEW = 4  # clients to look at
 PROBE = 3  # steps of the first look
 LOOK = 0.3  # seconds to look at one engine, once it is warm
@@ -48,15 +50,21 @@ def choose(
     client_steps: int,
     rounds: int,
     chunk: int,
-    lanes: int | None = None,
+    lanes: tuple[int | None, int | None] = (None, None),
     workers: int | None,
     kinds: tuple[str, ...] = ("loop", "stacked"),
     compiled: bool | None = None,
 ) -> Choice:
-    """Pick an engine for `client_steps` steps of training in all. `workers` and `compiled` are fixed if given."""
+    """Pick an engine for `client_steps` steps of training in all. `workers` and `compiled` are fixed if given.
+
+    `lanes` are those of steps that are not compiled, and of those that are.
+    """
     processes = workers or (cores() if can_fork() else 1)
-    shapes: dict[str, dict[str, Any]] = {"loop": {"chunk": 1}, "stacked": {"chunk": chunk, "lanes": lanes}}
+    shapes: dict[str, dict[str, Any]] = {"loop": {"chunk": 1}, "stacked": {"chunk": chunk, "lanes": lanes[0]}}
     candidates = {kind: Engine(kind, **shapes[kind]) for kind in kinds}  # type: ignore[arg-type]
+    for kind in kinds:
+        own = lanes[1] if kind == "stacked" else None
+        candidates[f"{kind}, compiled"] = replace(candidates[kind], compiled=True, lanes=own)
     times: dict[str, float] = {}
     notes: list[str] = []
 
@@ -101,7 +109,7 @@ def choose(
 
     def speedup(name: str) -> float:
         """By sharing a round's chunks out among the processes, where a round is long enough."""
-        groups = len(chunks(federation, ids, candidates[_kind(name)].chunk))
+        groups = len(chunks(federation, ids, candidates[name].chunk))
         worth = workers or client_steps * times[name] / 1e6 / max(rounds, 1) > WORTH_SHARING
         return groups / -(-groups // processes) if worth else 1.0
 
@@ -110,41 +118,41 @@ def choose(
         return client_steps * times[name] / 1e6 / speedup(name)
 
     if compiled is not True:
-        for kind, engine in candidates.items():
-            measure(kind, engine)
-    order = sorted(times, key=seconds) or sorted(candidates, reverse=True)
+        for kind in kinds:
+            measure(kind, candidates[kind])
+    order = sorted(times, key=seconds) or sorted(kinds, reverse=True)
     for kind in order:
         pays = compiled
         if compiled is None:
             # The second best is worth compiling too only if it is close and there is much time to win.
-            left, first, takes = min(map(seconds, times)), kind == order[0], compiling_takes()
-            pays = left > (2 if first else 8) * takes and seconds(kind) < 2.5 * seconds(order[0])
-            pays = pays or (first and left * _overhead(times, candidates[kind]) > 1.2 * takes)
+            left, takes = min(map(seconds, times)), compiling_takes()
+            close = kind == order[0] or (seconds(kind) < 2.5 * seconds(order[0]) and left > 8 * takes)
+            pays = close and left * SAVES[kind] > takes
         if pays:
             before = refusals()
-            measure(f"{kind}, compiled", replace(candidates[kind], compiled=True))
+            measure(f"{kind}, compiled", candidates[f"{kind}, compiled"])
             if refusals() > before and not compilations():
                 notes.append("steps cannot be compiled here (is there a C++ compiler?), so they run as they are")
                 break
     winner = min(times, key=seconds)
     if workers is None and speedup(winner) == 1:
         processes = 1
-    engine = replace(candidates[_kind(winner)], compiled="compiled" in winner, workers=processes, _team=[])
+    engine = replace(candidates[winner], workers=processes, _team=[])
     return Choice(engine, times, tuple(notes))
 
 
-def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: int) -> int:
+def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: int, cache: int = CACHE) -> int:
     """Clients at a step: bounded by `memory` in bytes, and by what a processor's cache holds of their models."""
     fits = max(1, memory // max(client_bytes, 1))
-    cached = max(4, CACHE // max(model_bytes, 1))
+    cached = max(3, cache // max(model_bytes, 1))
     number = -(-participants // min(fits, cached, participants))
     return -(-participants // number)
 
 
 def shape(
     sizes: Sequence[int], client_bytes: int, model_bytes: int, participants: int, memory: int, parts: int
-) -> tuple[int, int]:
-    """(clients at once, lanes) of a stacked engine: about `parts` chunks, if there are clients enough for that.
+) -> tuple[int, tuple[int, int]]:
+    """(clients at once, lanes without and with compiling) of a stacked engine: `parts` chunks, if there are so many.
 
     `sizes` are the numbers of steps of all clients, of which so many take part in a round.
     """
@@ -153,24 +161,8 @@ def shape(
     chunk = -(-participants // number)
     ordered = sorted(sizes)
     typical = [ordered[(2 * i + 1) * len(ordered) // (2 * chunk)] for i in range(chunk)]
-    return chunk, fitting(typical, min(chunk, chunk_size(client_bytes, model_bytes, participants, memory)))
-
-
-def _overhead(times: dict[str, float], engine: Engine) -> float:
-    """The share of an engine's time that does not grow with its clients, which is what compiling saves for sure.
-
-    A step of one client takes h + w, a step of c stacked clients h + c w: two equations for h and w.
-    """
-    width = engine.lanes or engine.chunk
-    if width < 2 or not {"loop", "stacked"} <= times.keys():
-        return 0.0
-    alone, together = times["loop"], times["stacked"] * width
-    work = (together - alone) / (width - 1)
-    return min(max((alone - work) / together, 0.0), 1.0)
-
-
-def _kind(name: str) -> str:
-    return name.split(",")[0]
+    most = [chunk_size(client_bytes, model_bytes, participants, memory, cache) for cache in (CACHE, OWN_CACHE)]
+    return chunk, (fitting(typical, most[0]), fitting(typical, most[1]))
 
 
 def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: list[int]) -> Rows:

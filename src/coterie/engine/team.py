@@ -127,28 +127,29 @@ class Team:
 
     def _map(self, key: object, work: Work, rows_of: Sequence[Callable[[], Rows]]) -> list[Tree]:
         done: dict[int, Tree] = {}
-        first = rows_of[0]()
-        known = self._find(key, first)
+        waiting = deque(range(len(rows_of) - 1))
+        last = len(rows_of) - 1
+        rows = rows_of[last]()
+        known = self._find(key, rows)
+        busy: dict[int, int] = {}  # which chunk is in a slot
         if known is None:  # steps are compiled here, once, and not in every worker
-            done[0] = work(first)
-            known = self._make(key, work, first)
-        waiting = deque(range(1, len(rows_of)))
-        free, busy = list(range(len(self._slots))), dict[int, int]()  # busy: which chunk is in a slot
-        own: int | None = 0 if 0 not in done else None
-        rows: Rows | None = first
+            done[last] = work(rows)
+            known = self._make(key, work, rows)
+        else:  # a worker begins before this process gathers anything for itself
+            busy[0] = last
+            self._send(0, known, rows)
+        free = [slot for slot in range(len(self._slots)) if slot not in busy]
         while len(done) < len(rows_of):
+            own = waiting.popleft() if waiting else None
             while waiting and free:
                 slot = free.pop()
                 busy[slot] = waiting.popleft()
                 self._send(slot, known, rows_of[busy[slot]]())
-            if own is None and waiting:
-                own, rows = waiting.pop(), None
-            elif own is None and (back := self._take_back()) is not None:
-                own, rows = busy.pop(back), None
+            if own is None and (back := self._take_back()) is not None:
+                own = busy.pop(back)
                 free.append(back)
             if own is not None:
-                done[own] = work(rows_of[own]() if rows is None else rows)
-                own = None
+                done[own] = work(rows_of[own]())
             nothing_else = bool(busy) and not waiting and not self._more()
             for slot in self._reports(wait=nothing_else):
                 done[busy.pop(slot)] = self._result(slot, done)

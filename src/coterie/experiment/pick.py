@@ -74,7 +74,7 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
             compiled=config.compile,
         )
     else:
-        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers, lanes), {})
+        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers, lanes[config.compile]), {})
     told = {
         field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
     }
