@@ -38,3 +38,13 @@ def test_halves():
     assert (first.x.tolist(), second.x.tolist()) == ([0, 1], [2, 3])
     assert (first.y.tolist(), second.mask.tolist()) == ([4, 5], [1, 0])
     assert first.key != second.key
+
+
+def test_wider_minibatches_have_the_same_examples():
+    wide = batches().wider(5)  # two minibatches of two
+    assert wide.index.shape == wide.mask.shape == (2, 2, 4)
+    assert wide.index[wide.mask > 0].tolist() == [10, 10, 11, 13, 13, 14]
+    assert wide.key.tolist() == [[0, 2], [3, 5]]
+    torch.testing.assert_close(batches().wider(1).index, batches().index)
+    assert batches().wider(100).index.shape == (2, 1, 6)
+    assert batches().epoch(0, 0).wider(5).index.shape == (0, 2, 4)

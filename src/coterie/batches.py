@@ -53,6 +53,19 @@ class Batches(NamedTuple):
         kept = flat.any(-1).cumsum(0) <= steps
         return self._replace(mask=(flat * kept[:, None]).reshape(self.mask.shape))
 
+    def wider(self, examples: int) -> Batches:
+        """The same examples in fewer minibatches, of about so many each: for what only adds up over examples."""
+        steps, batch = self.index.shape[1:]
+        number = max(min(examples // batch, steps), 1)
+        missing = -steps % number
+
+        def merge(part: Tensor, last: Tensor) -> Tensor:
+            filled = torch.cat([part, last.expand(-1, missing, -1)], 1)
+            return filled.reshape(len(part), (steps + missing) // number, number * batch)
+
+        index, mask = merge(self.index, self.index[:, -1:]), merge(self.mask, 0 * self.mask[:, -1:])
+        return self._replace(index=index, mask=mask, key=self.key[:, ::number])
+
     def pairs(self) -> Batches:
         """As many iterations, each with two different minibatches (`Batch.halves`): this one and the one after it.
 

@@ -22,6 +22,7 @@ from coterie.scan import scan
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
+EXAMPLES = 128  # at once, where nothing is trained
 Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar added to the loss
 Pull = Callable[[Params, Params], Params]  # (trained parameters, anchor) -> gradient of a penalty
 FeaturePenalty = Callable[[Tensor, Batch, Any], Tensor]  # (features [batch, dim], batch, anchor) -> scalar, likewise
@@ -202,7 +203,7 @@ def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
         return total + (losses * batch.mask).sum(), seen + batch.mask.sum()
 
     zero = torch.zeros((), device=batches.mask.device)
-    total, seen = scan(step, (zero, zero), params, batches)
+    total, seen = scan(step, (zero, zero), params, batches.wider(EXAMPLES))
     mean: Tensor = total / seen.clamp_min(LEAST)
     return mean
 

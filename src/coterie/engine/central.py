@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie import tree
+from coterie.engine.engine import threads_for
 from coterie.method import Info, Method, Population
 from coterie.spans import timed
 from coterie.tree import Params, Tree
@@ -37,11 +38,13 @@ class Central:
 
     @timed("dispatch")
     def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
-        return send(server, ids, draw())
+        with threads_for(server):
+            return send(server, ids, draw())
 
     @timed("aggregate")
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
-        return method.aggregate(server, ids, ups)
+        with threads_for(ups):
+            return method.aggregate(server, ids, ups)
 
     def info(self, method: AnyMethod, server: Tree) -> Info:
         return method.server_info(server)

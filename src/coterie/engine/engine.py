@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from coterie import tree
+from coterie import paged, tree
 from coterie.data.federation import Federation
 from coterie.device import on
 from coterie.engine.loop import loop
@@ -27,6 +27,7 @@ from coterie.spans import span, timed
 from coterie.tree import Tree
 
 T = TypeVar("T")
+LITTLE = 16 * 2**20  # bytes that a server combines on one thread
 SPANS = {"train": "train", "probe": "choose"}  # what a purpose's time counts as; all others evaluate
 
 
@@ -124,6 +125,13 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads_for(values: Tree) -> contextlib.AbstractContextManager[None]:
+    """One thread for a server's work on little; threads that have just worked keep the workers' cores busy a while."""
+    sizes: list[int] = []  # rows that are paged are many
+    paged.walk(values, lambda _, leaf: sizes.append(leaf.nbytes if isinstance(leaf, Tensor) else LITTLE))
+    return one_thread() if sum(sizes) < LITTLE else contextlib.nullcontext()
 
 
 def cores() -> int:
