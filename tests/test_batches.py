@@ -46,5 +46,5 @@ def test_wider_minibatches_have_the_same_examples():
     assert wide.index[wide.mask > 0].tolist() == [10, 10, 11, 13, 13, 14]
     assert wide.key.tolist() == [[0, 2], [3, 5]]
     torch.testing.assert_close(batches().wider(1).index, batches().index)
-    assert batches().wider(100).index.shape == (2, 1, 6)
+    assert batches().wider(100).index.shape == (2, 1, 100)
     assert batches().epoch(0, 0).wider(5).index.shape == (0, 2, 4)

@@ -56,7 +56,7 @@ class Batches(NamedTuple):
     def wider(self, examples: int) -> Batches:
         """The same examples in fewer minibatches, of about so many each: for what only adds up over examples."""
         steps, batch = self.index.shape[1:]
-        number = max(min(examples // batch, steps), 1)
+        number = max(examples // batch, 1)  # also where there are fewer: who else is stacked must not matter
         missing = -steps % number
 
         def merge(part: Tensor, last: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def test_client_work_runs_on_one_thread_and_the_setting_is_restored():
 @needs_fork
 def test_fan_out_gives_results_in_order_from_several_processes():
     jobs = [lambda n=n: {"n": torch.tensor([n]), "pid": torch.tensor([os.getpid()])} for n in range(40)]
-    results = fan_out(jobs, 3, warm=True)
+    results = fan_out(jobs, 3)
     assert [int(result["n"]) for result in results] == list(range(40))
     assert {int(result["pid"]) for result in results} >= {os.getpid()}
 
@@ -127,7 +127,7 @@ def test_a_failing_worker_is_reported_with_its_words():
         return torch.zeros(1)
 
     with pytest.raises(CoterieError, match="the disk is on fire"):
-        fan_out([slow, fail, fail], 2, warm=True)
+        fan_out([slow, fail, fail], 2)
 
 
 @needs_fork
@@ -146,7 +146,7 @@ def test_a_killed_worker_is_reported():
         return torch.zeros(1)
 
     with pytest.raises(CoterieError, match="killed by signal 9"):
-        fan_out([slow, die], 2, warm=True)
+        fan_out([slow, die], 2)
 
 
 @needs_fork
@@ -174,7 +174,7 @@ def test_no_worker_outlives_an_interrupt(monkeypatch):
         return torch.zeros(1)
 
     with pytest.raises(KeyboardInterrupt):
-        fan_out([interrupt, sleep, sleep], 3, warm=True)
+        fan_out([interrupt, sleep, sleep], 3)
     assert len(children) == 2
     for child in children:
         with pytest.raises(ProcessLookupError):

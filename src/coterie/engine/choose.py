@@ -97,7 +97,7 @@ def choose(
         try:
             look(min(PROBE, longest))  # warms up and compiles
             # As many at a time as there will be processes: they share the caches and the memory's bandwidth.
-            looks = fan_out([fastest] * processes, processes, warm=True) if processes > 1 else [fastest()]
+            looks = fan_out([fastest] * processes, processes) if processes > 1 else [fastest()]
             times[name] = float(torch.cat(looks).mean()) / len(group) * 1e6
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -64,8 +64,9 @@ class Engine:
         return list(zip(groups, results, strict=True))
 
     def _work(self, purpose: str, fn: Callable[..., Any], rows: Rows) -> Tree:
-        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, self.lanes or self.chunk):
-            return (loop if self.kind == "loop" else stacked)(fn, *rows)
+        run, width = (loop, None) if self.kind == "loop" else (stacked, self.lanes or self.chunk)
+        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, width):
+            return run(fn, *rows)
 
     def _workers(self) -> Team:
         if not self._team:

@@ -169,7 +169,9 @@ class Team:
     def _make(self, key: object, work: Work, rows: Rows) -> Known:
         """Workers that know this function, too."""
         self.close()
-        known = Known(key, work, rows, _names(rows))
+        parts, batches = rows
+        empty = tree.map(lambda leaf: leaf.new_empty(0), (parts, batches[2:]))  # the structure, without what it holds
+        known = Known(key, work, (empty[0], Batches(*batches[:2], *empty[1])), _names(rows))
         self._known = [*[each for each in self._known if each.key != key][-8:], known]
         self._slots = [Slot(Arena(), Arena()) for _ in range(AHEAD * self._number)]
         source, self._sink = os.pipe()

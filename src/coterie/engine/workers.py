@@ -1,8 +1,7 @@
-"""Worker processes: the chunks of one round, shared out among forked copies of this process.
+"""Jobs that are done once, shared out among forked copies of this process (a round's work has a `Team`).
 
-Each worker is a fork made for the round: it has the model, the data, the states and the compiled steps already, takes
-the next chunk until none is left, and writes the result to a scratch folder in memory. This process works too. There is
-no pickle and no protocol, and which worker takes which chunk changes nothing. A fork costs some 10 ms a round.
+Each worker has all that this process has, takes the next job until none is left, and writes the result to a scratch
+folder in memory. This process works too. There is no pickle, and which worker takes which job changes nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +32,8 @@ def can_fork() -> bool:
 
 
 @spans.timed("workers")
-def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int, *, warm: bool) -> list[Tree]:
-    """The results of all jobs, in order. This process is one of the workers and always takes the first job.
-
-    Unless `warm`, it finishes that job before it forks, so that steps are compiled once and not once a worker.
-    """
-    first = None if warm else jobs[0]()
+def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int) -> list[Tree]:
+    """The results of all jobs, in order. This process is one of the workers and always takes the first job."""
     scratch = Path(tempfile.mkdtemp(prefix="coterie-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     children: list[int] = []
     source, sink = os.pipe()
@@ -56,7 +51,7 @@ def fan_out(jobs: Sequence[Callable[[], Tree]], workers: int, *, warm: bool) -> 
             os.write(sink, _TOKEN.pack(number))
         os.close(sink)
         sink = -1
-        done = {0: jobs[0]() if first is None else first}
+        done = {0: jobs[0]()}
         while number := _next(source):
             done[number] = jobs[number]()
         _wait(children, scratch)

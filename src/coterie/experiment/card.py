@@ -67,7 +67,7 @@ def write_cards(
     # On one thread each, since a client's examples are few.
     with files.together(2 * len(names)), one_thread():
         if len(jobs) > 1 and can_fork():
-            fan_out(jobs, cores(), warm=True)
+            fan_out(jobs, cores())
         else:
             for job in jobs:
                 job()
