@@ -66,9 +66,20 @@ def test_the_cache_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cache_folder().is_dir()
 
 
-def test_compiling_is_expected_to_take_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_expected_to_take_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(machine_code, "_taken", [])
+    assert compiling_takes() == machine_code.TAKES + machine_code.COLD  # nothing was ever compiled here
+    (tmp_path / "something").write_text("")
     assert compiling_takes() == machine_code.TAKES
     for taken, expected in (([30.0], machine_code.TAKES), ([2.0], 2.0), ([2.0, 30.0], 30.0)):
         monkeypatch.setattr(machine_code, "_taken", taken)
         assert compiling_takes() == expected
+
+
+def test_importing_leaves_the_folder_open() -> None:
+    """TorchInductor's modules choose one in /tmp, where others could write, if they are imported too early."""
+    code = "import os, coterie, coterie.scan, coterie.cli; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    clean = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    told = subprocess.run([sys.executable, "-c", code], env=clean, text=True, capture_output=True, check=True)
+    assert told.stdout.strip() == "None"

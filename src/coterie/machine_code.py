@@ -3,7 +3,7 @@
 The cache is TorchInductor's own: in the folder TORCHINDUCTOR_CACHE_DIR, else in the user's cache folder
 (~/.cache/coterie, or in XDG_CACHE_HOME). It can be deleted at any time. It holds sources and what the C++ compiler made
 of them. TorchInductor could keep whole graphs too, and start sooner, but as pickles, which we neither write nor
-read.
+read. Most of its modules choose a folder in /tmp when they are imported, so none of them is before one is chosen here.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TAKES = 6.0  # seconds, about, where nothing is cached: 4 to 12 were seen
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+TAKES = 6.0  # seconds, about, of a step that is not in the cache: 4 to 12 were seen
+COLD = 9.0  # more, where nothing is in the cache: TorchInductor then finds out what the processor can do
 _taken: list[float] = []  # seconds, in this process
 
 
 def compiling_takes() -> float:
     """Seconds that compiling a step may take: what the last one took here; the first starts the compiler, too."""
-    return _taken[-1] if len(_taken) > 1 else min([TAKES, *_taken])
+    if len(_taken) > 1:
+        return _taken[-1]
+    folder = Path(os.environ.get(FOLDER) or cache_folder())
+    cold = not _taken and not (folder.is_dir() and any(folder.iterdir()))
+    return min([TAKES, *_taken]) + COLD * cold
 
 
 def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., list[Tensor]]:
     """The graph as a function of tensors of the shapes of `example`; raises what TorchInductor raises."""
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder())
+    os.environ.setdefault(FOLDER, str(cache_folder()))
     begin = time.perf_counter()
     with torch._inductor.config.patch(fx_graph_cache=False):
         run: Any = torch._inductor.compile(graph, list[Any](example))

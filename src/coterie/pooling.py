@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.inductor_prims import force_stride_order
 
 aten = torch.ops.aten
 VECTOR = 16  # channels, at least
@@ -93,6 +92,8 @@ def _place(values: list[Tensor]) -> Tensor:
 
 
 def _laid_out(value: Tensor) -> Tensor:
+    from torch._inductor.inductor_prims import force_stride_order  # not earlier: see `machine_code`
+
     return force_stride_order(value, torch.empty(value.shape, device="meta").stride())  # type: ignore[no-any-return]
 
 

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._inductor.inductor_prims import force_stride_order
 from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
@@ -71,6 +70,8 @@ def _layer(graph: Graph, node: Node) -> None:
     (_, rows, long), wide = x.meta["val"].shape, weight.meta["val"].shape[1]
     if long < LONG or rows > ROWS:
         return
+    from torch._inductor.inductor_prims import force_stride_order  # not earlier: see `machine_code`
+
     with graph.inserting_before(node):
         if max(wide, rows) <= NARROW:
             left, right = (graph.call_function(aten.unsqueeze.default, at) for at in ((x, 2), (weight, 1)))

@@ -124,10 +124,9 @@ def choose(
     for kind in order:
         pays = compiled
         if compiled is None:
-            # The second best is worth compiling too only if it is close and there is much time to win.
-            left, takes = min(map(seconds, times)), compiling_takes()
-            close = kind == order[0] or (seconds(kind) < 2.5 * seconds(order[0]) and left > 8 * takes)
-            pays = close and left * SAVES[kind] > takes
+            # What the fastest one so far would take, less what this one would if it were compiled.
+            won = min(map(seconds, times)) - (1 - SAVES[kind]) * seconds(kind)
+            pays = won > compiling_takes() and seconds(kind) < 2.5 * seconds(order[0])
         if pays:
             before = refusals()
             measure(f"{kind}, compiled", candidates[f"{kind}, compiled"])
