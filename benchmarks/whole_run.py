@@ -11,8 +11,8 @@ round is scored (on validation data, too), recorded and checkpointed in a run fo
 A round of ours is the median of the rounds from 10 on, by the wall clock between the ends of rounds, so that whatever
 is compiled then counts; two of them at least, and as many as there is time for. With the CNN ten rounds take a minute,
 so of FedAMP, FedMAP and pFedBreD it is that of the rounds from 3 on: nothing is compiled after round 2 (a test counts).
-pFedBreD takes seven gradients a minibatch; with the CNN, both sides have a quarter of the examples. An ordinary round is
-timed before ours and, unless it is long, once more after. What was paid beyond rounds like those (choosing, compiling)
+pFedBreD takes seven gradients a minibatch; with the CNN, both sides have a quarter of the examples. An ordinary round
+is timed before ours and, unless it is long, once more after. What was paid beyond those (choosing, compiling)
 is shown apart; a run of 100 rounds has all of it in it. As many ordinary rounds as were timed, and ours, lead to mean
 accuracies that are close.
 
