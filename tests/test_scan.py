@@ -344,11 +344,11 @@ def test_models_in_double_precision_compile() -> None:
 def test_runs_eagerly_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch, stacked: bool) -> None:
     attempts = []
 
-    def no_compiler(graph: Any, example: Any) -> Any:
+    def no_compiler(graph: Any, example: Any, **options: Any) -> Any:
         attempts.append(graph)
         raise RuntimeError("no C++ compiler found")
 
-    monkeypatch.setattr(torch._inductor, "compile", no_compiler)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", no_compiler)
     run = functools.partial(scan, step)
     args: Any = (start(), torch.tensor(0.1), make(3, padding=2))
     if stacked:

@@ -44,15 +44,19 @@ class Descent:
         """Whether it changes the leaf that it was given."""
         return self.first == self.at
 
-    def apply(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-        base, first = (inputs if self.in_place else outputs)[self.at], outputs[self.first]
+    def operands(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """base, first, second."""
         second = outputs[self.second] if self.second >= 0 else inputs[~self.second]
+        return (inputs if self.in_place else outputs)[self.at], outputs[self.first], second
+
+    def apply(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+        base, first, second = self.operands(inputs, outputs)
         return base.baddbmm_(first, second) if base.ndim == 3 else base.addmm_(first, second)
 
 
-def faster_products(graph: GraphModule, num_carry: int) -> tuple[GraphModule, tuple[Descent, ...]]:
-    """The same step with its products rewritten, and what of its carry is left to be added in place."""
-    for node in list(graph.graph.nodes):
+def faster_products(graph: GraphModule, num_carry: int, layers: bool = True) -> tuple[GraphModule, tuple[Descent, ...]]:
+    """The same step with its products (`layers`: those of layers, too) rewritten, and what is left to add in place."""
+    for node in list(graph.graph.nodes) if layers else ():
         if node.target is aten.bmm.default:
             _layer(graph.graph, node)
     descents = _descents(graph.graph, num_carry)

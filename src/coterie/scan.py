@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -35,6 +36,7 @@ from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
+from coterie.native import Native, NotNative, captured, repeatable
 from coterie.pooling import DECOMPOSITIONS
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
@@ -184,22 +186,44 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
         mask = mask * lanes.live.reshape(*lanes.live.shape, *[1] * (mask.ndim - 2))
         carry, aux = lanes.carry, lanes.aux
     select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
-    run: Runner = program.function(select=select)
     together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
+    turns = lanes.schedule.turns if lanes is not None else {}
+    walk: _Walk | None = None
     for start in range(0, len(index), together):
         some = slice(start, start + together)
         batches = (program.gather(x, index[some], -2), program.gather(y, index[some], -1), mask[some], key[some])
-        for number, batch in enumerate(zip(*batches, strict=True), start):
-            if _compile.get() and number == 0:
-                compiled = _compile_step(program, [*carry, *aux, *batch])
-                if compiled is not None:
-                    run = compiled
-                    if lanes is None:
-                        carry = [v.clone() if at in compiled.in_place else v for at, v in enumerate(carry)]
-            if lanes is not None and number in lanes.schedule.turns:
-                carry = lanes.turn(number, carry)
-            carry = run(*carry, *aux, *batch)
+        if walk is None:
+            first = [part[0] for part in batches]
+            compiled = _compile_step(program, [*carry, *aux, *first]) if _compile.get() else None
+            walk = _Walk(compiled, program.function(select), carry, aux, own=lanes is not None)
+        stops = [at - start for at in sorted(turns) if start < at < start + len(batches[0])]
+        for begin, end in itertools.pairwise([0, *stops, len(batches[0])]):
+            if lanes is not None and start + begin in turns:
+                walk.carry = lanes.turn(start + begin, walk.carry)
+            walk.steps([part[begin:end] for part in batches])
+    carry = walk.carry if walk is not None else carry
     return carry if lanes is None else lanes.results(carry)
+
+
+class _Walk:
+    """A carry on its way through the steps of a scan."""
+
+    def __init__(
+        self, compiled: _Compiled | None, step: Runner, carry: list[Tensor], aux: list[Tensor], own: bool
+    ) -> None:
+        """`own`: nobody else looks at the tensors of this carry, so that they may be changed."""
+        self.native = compiled.native if compiled is not None else None
+        self.run, self.aux = compiled or step, aux
+        changed = range(len(carry)) if self.native else compiled.in_place if compiled is not None else ()
+        self.carry = [leaf.clone() if at in changed and not own else leaf for at, leaf in enumerate(carry)]
+        self.spare = self.native.spare(self.carry) if self.native else []
+
+    def steps(self, batches: list[Tensor]) -> None:
+        if self.native:
+            self.carry, self.spare = self.native.steps(self.carry, self.spare, self.aux, batches)
+            return
+        for batch in zip(*batches, strict=True):
+            self.carry = self.run(*self.carry, *self.aux, *batch)
 
 
 def _lanes(program: _Program, start: list[Tensor], aux: list[Tensor], mask: Tensor) -> _Lanes | None:
@@ -270,6 +294,7 @@ class _Compiled:
     graph: Runner
     descents: tuple[Descent, ...]
     num_carry: int
+    native: Native | None = None
 
     @property
     def in_place(self) -> set[int]:
@@ -295,10 +320,15 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph, descents = _trace(program, example), tuple[Descent, ...]()
                 if example[0].device.type == "cpu":
-                    graph, descents = faster_products(graph, program.num_carry)
-                run = compile_graph(graph, example)
+                    graph, descents = faster_products(graph, program.num_carry, layers=not repeatable(graph))
+                run, code = compile_graph(graph, example)
                 run(*example)
-            _compiled[place] = _Compiled(run, descents, program.num_carry)
+                step = _compiled[place] = _Compiled(run, descents, program.num_carry)
+                if repeatable(graph):
+                    native = captured(code, example, program.num_carry, descents)
+                    _compiled[place] = replace(step, native=native)
+        except NotNative as why:
+            log.info("this step is called from Python: %s", why)
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])
             _compiled[place] = None

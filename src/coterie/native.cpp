@@ -1,0 +1,210 @@
+// A scan as one call: the kernels of a compiled step, and the matrix products between them, step after step.
+//
+// What a step does is a list of `Op`s. Where its operands are, in each step, is a row of a table of pointers.
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#define EACH _Pragma("GCC unroll 8")  // so that what a tile holds is in registers
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;  // numbers in a vector
+#elif defined(__AVX__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+// A tile of the result that is held in registers: rows x vectors (or rows x rows, where both sides are read along K).
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int ROWS = 5, COLUMNS = 4;
+#else
+constexpr int ROWS = 5, COLUMNS = 2;
+#endif
+constexpr int64_t SHORT = 64;
+
+typedef float Vector __attribute__((vector_size(WIDTH * sizeof(float))));
+typedef float Anywhere __attribute__((vector_size(WIDTH * sizeof(float)), aligned(4), may_alias));
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
+
+inline void store(float* to, Vector value) { *reinterpret_cast<Anywhere*>(to) = value; }
+
+inline Vector load(const float* from, int64_t number) {  // the others are 0
+#if defined(__AVX512F__)
+    return (Vector)_mm512_maskz_loadu_ps((__mmask16)((1u << number) - 1), from);
+#else
+    Vector value = {};
+    std::memcpy(&value, from, number * sizeof(float));
+    return value;
+#endif
+}
+
+inline void store(float* to, Vector value, int64_t number) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << number) - 1), (__m512)value);
+#else
+    std::memcpy(to, &value, number * sizeof(float));
+#endif
+}
+
+inline Vector multiply_add(Vector a, Vector b, Vector sum) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
+inline float total(Vector value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)value);
+#else
+    float sum = 0;
+    for (int i = 0; i < WIDTH; i++) sum += value[i];
+    return sum;
+#endif
+}
+
+struct Op {
+    void* kernel;    // of the compiled step; null: a product c = a b, or c += a b
+    int64_t first;   // of its columns in the table: all pointers of a kernel; or those of a, b, c
+    int64_t number;  // of them
+    int64_t batch, m, n, k, add;
+    int64_t along_n;  // how it is summed: see below
+    int64_t ab, am, ak, bb, bk, bn, cb, cm, cn;  // strides: a of batch, m and k; b of batch, k and n; c likewise
+};
+
+// c = a b where a and b are contiguous along k: sums of products of vectors.
+template <int R, int C>
+void along_k(const Op& op, const float* a, const float* b, float* c) {
+    const int64_t am = op.am, bn = op.bn, whole = op.k / WIDTH * WIDTH, left = op.k - whole;
+    Vector sums[R][C] = {};
+    for (int64_t k = 0; k < whole; k += WIDTH) {
+        Vector y[C];
+        EACH for (int j = 0; j < C; j++) y[j] = load(b + j * bn + k);
+        EACH for (int i = 0; i < R; i++) {
+            const Vector x = load(a + i * am + k);
+            EACH for (int j = 0; j < C; j++) sums[i][j] = multiply_add(x, y[j], sums[i][j]);
+        }
+    }
+    EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
+        Vector sum = sums[i][j];
+        if (left) sum = multiply_add(load(a + i * am + whole, left), load(b + j * bn + whole, left), sum);
+        float& to = c[i * op.cm + j * op.cn];
+        to = op.add ? to + total(sum) : total(sum);
+    }
+}
+
+// c = a b where b and c are contiguous along n: every number of a times vectors of b, the last of which has `left`.
+template <int R, int C, bool WHOLE>
+void along_n(const Op& op, const float* a, const float* b, float* c, int64_t left = WIDTH) {
+    const int64_t am = op.am, ak = op.ak, bk = op.bk;
+    Vector sums[R][C];
+    EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
+        const float* from = c + i * op.cm + j * WIDTH;
+        sums[i][j] = op.add ? (WHOLE ? load(from) : load(from, left)) : Vector{};
+    }
+    for (int64_t k = 0; k < op.k; k++) {
+        Vector y[C];
+        EACH for (int j = 0; j < C; j++) y[j] = WHOLE ? load(b + k * bk + j * WIDTH) : load(b + k * bk, left);
+        EACH for (int i = 0; i < R; i++) {
+            const Vector x = a[i * am + k * ak] - Vector{};
+            EACH for (int j = 0; j < C; j++) sums[i][j] = multiply_add(x, y[j], sums[i][j]);
+        }
+    }
+    EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
+        float* to = c + i * op.cm + j * WIDTH;
+        WHOLE ? store(to, sums[i][j]) : store(to, sums[i][j], left);
+    }
+}
+
+template <int R>
+void rows_along_k(const Op& op, const float* a, const float* b, float* c) {
+    int64_t j = 0;
+    for (; j + COLUMNS <= op.n; j += COLUMNS) along_k<R, COLUMNS>(op, a, b + j * op.bn, c + j * op.cn);
+    for (; j < op.n; j++) along_k<R, 1>(op, a, b + j * op.bn, c + j * op.cn);
+}
+
+template <int R>
+void rows_along_n(const Op& op, const float* a, const float* b, float* c) {
+    int64_t j = 0;
+    for (; j + COLUMNS * WIDTH <= op.n; j += COLUMNS * WIDTH) along_n<R, COLUMNS, true>(op, a, b + j, c + j);
+    for (; j + WIDTH <= op.n; j += WIDTH) along_n<R, 1, true>(op, a, b + j, c + j);
+    if (j < op.n) along_n<R, 1, false>(op, a, b + j, c + j, op.n - j);
+}
+
+template <int R>
+void rows(const Op& op, const float* a, const float* b, float* c) {
+    op.along_n ? rows_along_n<R>(op, a, b, c) : rows_along_k<R>(op, a, b, c);
+}
+
+// b turned, so that it is contiguous along n: where sums are short, adding up each of them costs more.
+const float* turned(const Op& op, const float* b) {
+    static thread_local std::vector<float> room;
+    room.resize(op.k * op.n);
+    for (int64_t j = 0; j < op.n; j++)
+        for (int64_t k = 0; k < op.k; k++) room[k * op.n + j] = b[k * op.bk + j * op.bn];
+    return room.data();
+}
+
+void product(const Op& given, const float* a, const float* first, float* c) {
+    Op op = given;
+    const bool turn = !given.along_n && given.cn == 1 && given.k <= SHORT;
+    if (turn) op.along_n = 1, op.bk = given.n;
+    for (int64_t l = 0; l < op.batch; l++, a += op.ab, c += op.cb) {
+        const float* b = first + l * op.bb;
+        if (turn) b = turned(given, b);
+        int64_t i = 0;
+        for (; i + ROWS <= op.m; i += ROWS) rows<ROWS>(op, a + i * op.am, b, c + i * op.cm);
+        const float* left = a + i * op.am;
+        float* to = c + i * op.cm;
+        switch (op.m - i) {
+            case 1: rows<1>(op, left, b, to); break;
+            case 2: rows<2>(op, left, b, to); break;
+            case 3: rows<3>(op, left, b, to); break;
+            case 4: rows<4>(op, left, b, to); break;
+        }
+    }
+}
+
+// All arguments are pointers, and a function ignores those beyond its own.
+template <std::size_t... I>
+void call(void* kernel, void* const* with, std::index_sequence<I...>) {
+    using Kernel = void (*)(decltype((void)I, (void*)nullptr)...);
+    reinterpret_cast<Kernel>(kernel)(with[I]...);
+}
+
+}  // namespace
+
+// `steps` times all of `ops`; the table has a row a step, `columns` wide. Returns what went wrong, or null.
+extern "C" const char* run(const Op* ops, int64_t number, void* const* table, int64_t columns, int64_t steps) {
+    static thread_local std::string wrong;
+    try {
+        for (int64_t step = 0; step < steps; step++, table += columns)
+            for (int64_t at = 0; at < number; at++) {
+                const Op& op = ops[at];
+                void* const* with = table + op.first;
+                if (!op.kernel)
+                    product(op, (const float*)with[0], (const float*)with[1], (float*)with[2]);
+                else if (op.number <= 32)
+                    call(op.kernel, with, std::make_index_sequence<32>());
+                else
+                    call(op.kernel, with, std::make_index_sequence<128>());
+            }
+        return nullptr;
+    } catch (const std::exception& error) {
+        wrong = error.what();
+        return wrong.c_str();
+    }
+}

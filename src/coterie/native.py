@@ -1,0 +1,219 @@
+"""A scan without Python between its steps: a compiled step's own kernels, called from C++ with tables of pointers.
+
+Called from Python, a compiled step of a small network spends more time on making tensors and checking them than on
+numbers. What TorchInductor's code does is the same in every step: it calls kernels, and matrix products, on memory that
+only changes its place. So it is watched once, on memory of ours (`captured`), and then repeated by `native.cpp`: what
+it was given in the first step, and what it made, are columns of a table of pointers with a row for every step. A carry
+has two places, and steps go to and fro between them.
+
+The products are our own, too. MKL is made for large ones; in a step they have a minibatch of rows, and are many.
+
+A step that does anything else (a convolution, say) is not repeated but called, as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.products import Descent
+
+MOST = 128  # arguments of a kernel
+FIELDS = 18  # of an Op in native.cpp
+
+
+class NotNative(Exception):
+    """This step does what cannot be repeated."""
+
+
+@dataclass
+class Watch:
+    """What a call of compiled code does, in order."""
+
+    inputs: list[Tensor]
+    ops: list[list[int]] = field(default_factory=list)
+    columns: list[tuple[int, int]] = field(default_factory=list)  # (whose memory, bytes from its start)
+    memory: list[torch.UntypedStorage] = field(default_factory=list)  # of the inputs first
+    where: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for value in self.inputs:
+            self.owner(value)
+        if len(self.memory) < len(self.inputs):
+            raise NotNative("a tensor without numbers")
+
+    def owner(self, value: Tensor) -> int:
+        """Whose memory it shows; all of it is kept, so that none is used twice."""
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in self.where:
+            self.where[storage.data_ptr()] = len(self.memory)
+            self.memory.append(storage)
+        return self.where[storage.data_ptr()]
+
+    def op(self, values: Sequence[Any], kernel: int = 0, shape: Sequence[int] = ()) -> None:
+        if not all(isinstance(value, Tensor) and value.is_cpu for value in values) or len(values) > MOST:
+            raise NotNative("a kernel with other arguments")
+        self.ops.append([kernel, len(self.columns), len(values), *shape, *[0] * (FIELDS - 3 - len(shape))])
+        for value in values:
+            storage = self.owner(value)
+            self.columns.append((storage, value.data_ptr() - self.memory[storage].data_ptr()))
+
+    def product(self, a: Tensor, b: Tensor, c: Tensor, add: bool = False) -> None:
+        """c = a b, or c += a b; [m, k], [k, n], [m, n], or with a batch of them."""
+        if {a.dtype, b.dtype, c.dtype} != {torch.float32}:
+            raise NotNative("a product of other numbers")
+        left, right, to = (value[None] if value.ndim == 2 else value for value in (a, b, c))
+        for a, b, c in ((left, right, to), (right.mT, left.mT, to.mT)):  # the same, seen from the side
+            along_n = b.stride(2) == 1 and c.stride(2) == 1
+            if along_n or (a.stride(2) == 1 and b.stride(1) == 1):
+                size = (*c.shape, a.shape[2], int(add), int(along_n))
+                self.op((a, b, c), 0, (*size, *a.stride(), *b.stride(), *c.stride()))
+                return
+        raise NotNative("a product of another layout")
+
+    # What compiled code finds under the names that it calls.
+
+    def kernel(self, fn: Any) -> Callable[..., None]:
+        address = ctypes.cast(ctypes.CDLL(fn.__self__.__file__).kernel, ctypes.c_void_p).value or 0
+
+        def call(*values: Any) -> None:
+            self.op(values, address)
+            fn(*values)
+
+        return call
+
+    def bmm(self, a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        self.product(a, b, out)
+        torch.matmul(a, b, out=out)
+
+    mm = bmm
+
+    def addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1, beta: float = 1, out: Tensor) -> None:
+        raise NotNative("a product with a bias")
+
+
+@dataclass(frozen=True)
+class Native:
+    """A step that `native.cpp` repeats."""
+
+    ops: NDArray[np.int64]
+    owner: NDArray[np.int64]  # of each column
+    offset: NDArray[np.int64]
+    memory: list[torch.UntypedStorage]  # of its own
+    num_inputs: int
+    swaps: dict[int, int]  # which leaf of the carry goes to and fro between its place and which of ours
+
+    def spare(self, carry: Sequence[Tensor]) -> list[Tensor]:
+        """The other place of every leaf; its own, where it is changed there."""
+        return [torch.empty_like(leaf) if at in self.swaps else leaf for at, leaf in enumerate(carry)]
+
+    def steps(
+        self, carry: list[Tensor], spare: list[Tensor], aux: Sequence[Tensor], batches: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """As many steps as `batches` has rows. All is contiguous. Returns the carry and its other place."""
+        number = len(batches[0])
+        fixed = [*(leaf.data_ptr() for leaf in aux), *(part.data_ptr() for part in batches)]
+        own = [storage.data_ptr() for storage in self.memory]
+        places = []
+        for ours, theirs in ((carry, spare), (spare, carry)):
+            base = np.array([*(leaf.data_ptr() for leaf in ours), *fixed, *own], np.int64)
+            for leaf, place in self.swaps.items():
+                base[place] = theirs[leaf].data_ptr()
+            places.append(base[self.owner] + self.offset)
+        table = np.zeros((number, len(self.owner) + MOST), np.int64)  # whoever takes few arguments is handed more
+        moves = np.zeros(self.num_inputs + len(own), np.int64)
+        moves[self.num_inputs - len(batches) : self.num_inputs] = [part[0].nbytes for part in batches]
+        table[:, : len(self.owner)] = np.arange(number)[:, None] * moves[self.owner]
+        table[0::2, : len(self.owner)] += places[0]
+        table[1::2, : len(self.owner)] += places[1]
+        wrong = library()(self.ops.ctypes.data, len(self.ops), table.ctypes.data, table.shape[1], number)
+        if wrong:
+            raise RuntimeError(wrong.decode())
+        return (spare, carry) if number % 2 else (carry, spare)
+
+
+def repeatable(graph: torch.fx.GraphModule) -> bool:
+    """Whether a step is likely to be: it has no convolution, and is on the CPU."""
+    values = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    others = any(node.target is torch.ops.aten.convolution.default for node in graph.graph.nodes)
+    return not others and all(value.is_cpu for value in values)
+
+
+def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Sequence[Descent]) -> Native:
+    """What `call`, the code that TorchInductor wrote, does with tensors like `example`; raises `NotNative`."""
+    inputs = [value.clone(memory_format=torch.contiguous_format) for value in example]
+    watch = Watch(list(inputs))
+    outputs = _replayed(call, watch)(list(inputs))
+    for descent in descents:
+        base, first, second = descent.operands(inputs, outputs)
+        watch.product(first, second, base, add=True)
+    swaps = dict[int, int]()
+    in_place = {descent.at for descent in descents if descent.in_place}
+    for at, leaf in enumerate(inputs[:num_carry]):
+        new = leaf if at in in_place else outputs[at]
+        place = watch.owner(new)
+        if place == at:
+            continue
+        whole = new.is_contiguous() and watch.memory[place].nbytes() == leaf.nbytes and new.dtype == leaf.dtype
+        if place < len(inputs) or place in swaps.values() or not whole:
+            raise NotNative("a carry that is shown elsewhere")
+        swaps[at] = place
+    owner, offset = (np.array(each, np.int64) for each in zip(*watch.columns, strict=True))
+    ops = np.array(watch.ops, np.int64)
+    native = Native(ops, owner, offset, watch.memory[len(inputs) :], len(inputs), swaps)
+    _check(native, example, num_carry, outputs, descents)
+    return native
+
+
+def _check(
+    native: Native, example: Sequence[Tensor], num_carry: int, outputs: Sequence[Tensor], descents: Sequence[Descent]
+) -> None:
+    """What was watched was right, so a step that is repeated must agree with it."""
+    inputs = [value.clone(memory_format=torch.contiguous_format) for value in example]
+    carry, aux, batch = inputs[:num_carry], inputs[num_carry:-4], inputs[-4:]
+    expected = [value.clone() for value in outputs[:num_carry]]
+    for descent in descents:
+        expected[descent.at] = descent.apply([value.clone() for value in example], outputs)
+    found, _ = native.steps(carry, native.spare(carry), aux, [part[None] for part in batch])
+    for one, other in zip(found, expected, strict=True):
+        scale = float(other.abs().max()) if other.is_floating_point() and other.numel() else 0.0
+        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * scale + 1e-6, equal_nan=True):
+            raise NotNative("it gives other results")
+
+
+def _replayed(call: Any, watch: Watch) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """The same code, whose names mean what `watch` sees; of PyTorch, it has the types of numbers only."""
+    code = getattr(call, "__func__", None)
+    if not isinstance(code, types.FunctionType):
+        raise NotNative("compiled code of another kind")
+    names: dict[str, Any] = {
+        name: watch.kernel(value)
+        for name, value in code.__globals__.items()
+        if isinstance(value, types.BuiltinFunctionType) and value.__name__ == "kernel"
+    }
+    kinds = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+    names |= {"torch": types.SimpleNamespace(**kinds), "extern_kernels": watch, "aten": None}
+    made = types.FunctionType(code.__code__, code.__globals__ | names, code.__name__, code.__defaults__)
+    return functools.partial(made, call.__self__)
+
+
+@functools.cache
+def library() -> Any:
+    """The function `run` of native.cpp, compiled once a machine."""
+    from torch._inductor.codecache import CppCodeCache  # not earlier: see `machine_code`
+
+    source = (Path(__file__).parent / "native.cpp").read_text(encoding="utf-8")
+    run = CppCodeCache.load(source).run
+    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    run.restype = ctypes.c_char_p
+    return run

@@ -1,0 +1,175 @@
+"""Steps that C++ repeats: the same results as called from Python, and what cannot be repeated is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from coterie import scan, tree
+from coterie.batches import Batch, Batches
+from coterie.engine.stacked import stacked
+from coterie.local import SGD, AdamW, quadratic, train
+from coterie.native import MOST, Native, NotNative, Watch, library
+from coterie.scan import compiling
+from coterie.task import Task
+
+CLIENTS = 3
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.scan._compiled", {})
+
+
+def natives() -> list[Native | None]:
+    return [compiled and compiled.native for compiled in scan._compiled.values()]
+
+
+def repeated(watch: Watch) -> None:
+    """What was watched, once, where it was."""
+    row = [watch.memory[owner].data_ptr() + offset for owner, offset in watch.columns]
+    table, ops = np.array([*row, *[0] * MOST], np.int64), np.array(watch.ops, np.int64)
+    assert library()(ops.ctypes.data, len(ops), table.ctypes.data, len(table), 1) is None
+
+
+def layouts(*shape: int) -> dict[str, Tensor]:
+    """The same shape as it may lie in memory."""
+    value = torch.randn(*shape)
+    return {
+        "rows": value,
+        "columns": value.mT.contiguous().mT,
+        "part": torch.randn(*shape[:-1], shape[-1] + 3)[..., 2:-1],
+    }
+
+
+@pytest.mark.parametrize(
+    "sizes", [(10, 10, 784), (10, 100, 70), (1, 1, 1), (7, 19, 33), (6, 3, 130), (32, 32, 30)], ids=str
+)
+@pytest.mark.parametrize("add", [False, True])
+def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], add: bool) -> None:
+    m, n, k = sizes
+    torch.manual_seed(0)
+    done = 0
+    for one, a in layouts(2, m, k).items():
+        for other, b in layouts(2, k, n).items():
+            for last, c in layouts(2, m, n).items():
+                expected = a.double() @ b.double() + (c.double() if add else 0)
+                watch = Watch([])
+                try:
+                    watch.product(a, b, c, add)
+                except NotNative:  # a and b would have to be turned, or c
+                    turned = {one == "columns", other == "columns"}
+                    assert turned == {last != "columns"}
+                    continue
+                repeated(watch)
+                torch.testing.assert_close(c.double(), expected, rtol=1e-4, atol=1e-4)
+                done += 1
+    assert done >= 20
+
+
+def test_a_product_writes_nothing_beside_its_result() -> None:
+    torch.manual_seed(0)
+    for m, n in ((3, 5), (5, 64), (11, 70)):
+        room = torch.full((m + 2, n + 4), 7.0)
+        a, b = torch.randn(m, 9), torch.randn(9, n)
+        watch = Watch([])
+        watch.product(a, b, room[1:-1, 2:-2])
+        repeated(watch)
+        torch.testing.assert_close(room[1:-1, 2:-2], a @ b)
+        room[1:-1, 2:-2] = 7.0
+        assert bool((room == 7.0).all())
+
+
+def batches(features: int, steps: int, classes: int = 3, shape: tuple[int, ...] = ()) -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, *(shape or (features,)), generator=generator)
+    y = torch.randint(0, classes, (40,), generator=generator)
+    index = torch.randint(0, 40, (CLIENTS, 1, steps, 6), generator=generator)
+    mask = torch.ones(CLIENTS, 1, steps, 6)
+    mask[1, :, steps // 2 :] = 0  # one client is used up before the others
+    return Batches(x, y, index, mask, torch.zeros(CLIENTS, 1, steps, dtype=torch.int64), torch.full((CLIENTS,), 40))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "width", "anchored"),
+    [
+        (SGD(0.1), 4, None, False),
+        (SGD(0.1), 5, None, True),  # an odd number of steps ends in the other place
+        (SGD(0.1, momentum=0.9), 5, 2, False),  # two lanes for three clients
+        (AdamW(0.01, eps=1e-3), 6, 2, True),
+    ],
+    ids=str,
+)
+def test_repeated_training_equals_eager_training(optimizer: Any, steps: int, width: int | None, anchored: bool) -> None:
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(150, 70), nn.ReLU(), nn.Linear(70, 3)), "classification")
+    params = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, *leaf.shape), task.init())
+    centre = tree.map(lambda leaf: leaf + 0.1, params)
+    before, data = tree.clone(params), batches(150, steps)
+
+    def one(params: Any, centre: Any, data: Batches) -> Any:
+        pull = (quadratic, (centre, torch.tensor(0.5))) if anchored else ()
+        return train(task, optimizer, params, data, *pull)
+
+    expected = stacked(one, (params, centre), data)
+    with compiling(width=width):
+        got, again = (stacked(one, (params, centre), data) for _ in range(2))
+    assert all(native is not None for native in natives())
+    assert natives()
+    for ours, theirs, twice in zip(*map(tree.leaves, (got, expected, again)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+        assert torch.equal(ours, twice)  # nothing of the first scan is left in the second
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(params), tree.leaves(before), strict=True))
+
+
+def test_a_convolution_is_called() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 3))
+    task, data = Task(net, "classification"), batches(0, 3, shape=(4, 8, 8))
+    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
+    expected = train(task, SGD(0.1), task.init(), alone)
+    with compiling():
+        got = train(task, SGD(0.1), task.init(), alone)
+    assert natives() == [None]
+    for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_carry_that_changes_places_is_called() -> None:
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        one, other = carry
+        return other, one + batch.x.sum()
+
+    data = batches(4, 5)
+    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
+    start = (torch.zeros(()), torch.ones(()))
+    expected = scan.scan(step, start, (), alone)
+    with compiling():
+        torch.testing.assert_close(scan.scan(step, start, (), alone), expected)
+
+
+def test_what_goes_wrong_in_a_kernel_is_raised() -> None:
+    """A label that is no class: C++ must not end the process."""
+    torch.manual_seed(0)
+    task, data = Task(nn.Linear(150, 3), "classification"), batches(150, 3)
+    params = tree.map(lambda leaf: leaf.expand(CLIENTS, *leaf.shape), task.init())
+
+    def one(params: Any, data: Batches) -> Any:
+        return train(task, SGD(0.1), params, data)
+
+    with compiling():
+        stacked(one, (params,), data)
+        assert all(native is not None for native in natives())
+        with pytest.raises((RuntimeError, IndexError)):
+            stacked(one, (params,), data._replace(y=data.y + 7))
+
+
+def test_other_numbers_are_called() -> None:
+    with pytest.raises(NotNative):
+        Watch([]).product(*(torch.zeros(2, 2, dtype=torch.float64) for _ in range(3)))
+    with pytest.raises(NotNative):
+        Watch([torch.zeros(0), torch.zeros(0)])
