@@ -58,7 +58,12 @@ def _fitting(sizes: tuple[int, ...], most: int) -> int:
 
 
 def schedule(sizes: Sequence[int], lanes: int) -> Schedule:
-    """Who is on which lane when; `sizes` are the clients' numbers of steps, not all of them 0."""
+    """Who is on which lane when; `sizes` are the clients' numbers of steps, not all of them 0. Not to be changed."""
+    return _schedule(tuple(sizes), lanes)
+
+
+@functools.lru_cache(maxsize=64)  # a chunk is often the same from round to round
+def _schedule(sizes: tuple[int, ...], lanes: int) -> Schedule:
     piles = [[i for i in pile if sizes[i]] for pile in deal(sizes, lanes)]
     length = _longest(sizes, piles)
     client = np.full((lanes, length), piles[0][0])

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <exception>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,11 +76,14 @@ inline float total(Vector value) {
 #endif
 }
 
+enum { KERNEL, PRODUCT, READ };
+
 struct Op {
-    void* kernel;    // of the compiled step; null: a product c = a b, or c += a b
-    int64_t first;   // of its columns in the table: all pointers of a kernel; or those of a, b, c
+    int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, or c += a b; READ examples
+    void* kernel;
+    int64_t first;   // of its columns in the table: all pointers of a kernel; a, b, c; or the pool, positions, where to
     int64_t number;  // of them
-    int64_t batch, m, n, k, add;
+    int64_t batch, m, n, k, add;  // READ: m examples of k bytes each, of n in the pool
     int64_t along_n;  // how it is summed: see below
     int64_t ab, am, ak, bb, bk, bn, cb, cm, cn;  // strides: a of batch, m and k; b of batch, k and n; c likewise
 };
@@ -178,6 +181,13 @@ void product(const Op& given, const float* a, const float* first, float* c) {
     }
 }
 
+void read(const Op& op, const char* pool, const int64_t* positions, char* to) {
+    for (int64_t i = 0; i < op.m; i++, to += op.k) {
+        if (positions[i] < 0 || positions[i] >= op.n) throw std::out_of_range("an example that is not in the pool");
+        std::memcpy(to, pool + positions[i] * op.k, op.k);
+    }
+}
+
 // All arguments are pointers, and a function ignores those beyond its own.
 template <std::size_t... I>
 void call(void* kernel, void* const* with, std::index_sequence<I...>) {
@@ -195,8 +205,10 @@ extern "C" const char* run(const Op* ops, int64_t number, void* const* table, in
             for (int64_t at = 0; at < number; at++) {
                 const Op& op = ops[at];
                 void* const* with = table + op.first;
-                if (!op.kernel)
+                if (op.kind == PRODUCT)
                     product(op, (const float*)with[0], (const float*)with[1], (float*)with[2]);
+                else if (op.kind == READ)
+                    read(op, (const char*)with[0], (const int64_t*)with[1], (char*)with[2]);
                 else if (op.number <= 32)
                     call(op.kernel, with, std::make_index_sequence<32>());
                 else

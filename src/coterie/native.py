@@ -28,8 +28,13 @@ from torch import Tensor
 
 from coterie.products import Descent
 
-MOST = 128  # arguments of a kernel
-FIELDS = 18  # of an Op in native.cpp
+FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
+FIELDS = 19  # of an Op in native.cpp
+KERNEL, PRODUCT, READ = range(3)
+
+
+Pool = tuple[Tensor, Tensor]  # x and y of all examples
+READS, LENGTH = 2, 6  # the first operations read x and y; which field of theirs is the length of the pool
 
 
 class NotNative(Exception):
@@ -60,10 +65,10 @@ class Watch:
             self.memory.append(storage)
         return self.where[storage.data_ptr()]
 
-    def op(self, values: Sequence[Any], kernel: int = 0, shape: Sequence[int] = ()) -> None:
+    def op(self, kind: int, values: Sequence[Any], kernel: int = 0, shape: Sequence[int] = ()) -> None:
         if not all(isinstance(value, Tensor) and value.is_cpu for value in values) or len(values) > MOST:
             raise NotNative("a kernel with other arguments")
-        self.ops.append([kernel, len(self.columns), len(values), *shape, *[0] * (FIELDS - 3 - len(shape))])
+        self.ops.append([kind, kernel, len(self.columns), len(values), *shape, *[0] * (FIELDS - 4 - len(shape))])
         for value in values:
             storage = self.owner(value)
             self.columns.append((storage, value.data_ptr() - self.memory[storage].data_ptr()))
@@ -77,7 +82,7 @@ class Watch:
             along_n = b.stride(2) == 1 and c.stride(2) == 1
             if along_n or (a.stride(2) == 1 and b.stride(1) == 1):
                 size = (*c.shape, a.shape[2], int(add), int(along_n))
-                self.op((a, b, c), 0, (*size, *a.stride(), *b.stride(), *c.stride()))
+                self.op(PRODUCT, (a, b, c), 0, (*size, *a.stride(), *b.stride(), *c.stride()))
                 return
         raise NotNative("a product of another layout")
 
@@ -87,7 +92,7 @@ class Watch:
         address = ctypes.cast(ctypes.CDLL(fn.__self__.__file__).kernel, ctypes.c_void_p).value or 0
 
         def call(*values: Any) -> None:
-            self.op(values, address)
+            self.op(KERNEL, values, address)
             fn(*values)
 
         return call
@@ -107,36 +112,42 @@ class Native:
     """A step that `native.cpp` repeats."""
 
     ops: NDArray[np.int64]
-    owner: NDArray[np.int64]  # of each column
+    owner: NDArray[np.int64]  # of each column: an input, or some memory of ours
     offset: NDArray[np.int64]
-    memory: list[torch.UntypedStorage]  # of its own
+    memory: list[torch.UntypedStorage]
     num_inputs: int
     swaps: dict[int, int]  # which leaf of the carry goes to and fro between its place and which of ours
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Of the table: whoever takes few arguments is handed those of others, too."""
+        return max(int(first) + (FEW if number <= FEW else MOST) for _, _, first, number, *_ in self.ops.tolist())
 
     def spare(self, carry: Sequence[Tensor]) -> list[Tensor]:
         """The other place of every leaf; its own, where it is changed there."""
         return [torch.empty_like(leaf) if at in self.swaps else leaf for at, leaf in enumerate(carry)]
 
     def steps(
-        self, carry: list[Tensor], spare: list[Tensor], aux: Sequence[Tensor], batches: Sequence[Tensor]
+        self, carry: list[Tensor], spare: list[Tensor], aux: Sequence[Tensor], pool: Pool, batches: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """As many steps as `batches` has rows. All is contiguous. Returns the carry and its other place."""
-        number = len(batches[0])
-        fixed = [*(leaf.data_ptr() for leaf in aux), *(part.data_ptr() for part in batches)]
+        """A step for every row of `batches`: positions in the pool, mask, key. Everything is contiguous.
+
+        Returns the carry and its other place.
+        """
+        number, known = len(batches[0]), len(self.owner)
+        rest = [leaf.data_ptr() for leaf in (*aux, *pool, *batches)]
         own = [storage.data_ptr() for storage in self.memory]
-        places = []
-        for ours, theirs in ((carry, spare), (spare, carry)):
-            base = np.array([*(leaf.data_ptr() for leaf in ours), *fixed, *own], np.int64)
-            for leaf, place in self.swaps.items():
-                base[place] = theirs[leaf].data_ptr()
-            places.append(base[self.owner] + self.offset)
-        table = np.zeros((number, len(self.owner) + MOST), np.int64)  # whoever takes few arguments is handed more
-        moves = np.zeros(self.num_inputs + len(own), np.int64)
+        table = np.zeros((number, self.width), np.int64)
+        moves = np.zeros(self.num_inputs + len(own), np.int64)  # from step to step
         moves[self.num_inputs - len(batches) : self.num_inputs] = [part[0].nbytes for part in batches]
-        table[:, : len(self.owner)] = np.arange(number)[:, None] * moves[self.owner]
-        table[0::2, : len(self.owner)] += places[0]
-        table[1::2, : len(self.owner)] += places[1]
-        wrong = library()(self.ops.ctypes.data, len(self.ops), table.ctypes.data, table.shape[1], number)
+        table[:, :known] = np.arange(number)[:, None] * moves[self.owner]
+        for turn, (here, there) in enumerate(((carry, spare), (spare, carry))):
+            base = np.array([*(leaf.data_ptr() for leaf in here), *rest, *own], np.int64)
+            for leaf, place in self.swaps.items():
+                base[place] = there[leaf].data_ptr()
+            table[turn::2, :known] += base[self.owner] + self.offset
+        self.ops[:READS, LENGTH] = [len(part) for part in pool]
+        wrong = library()(self.ops.ctypes.data, len(self.ops), table.ctypes.data, self.width, number)
         if wrong:
             raise RuntimeError(wrong.decode())
         return (spare, carry) if number % 2 else (carry, spare)
@@ -150,9 +161,17 @@ def repeatable(graph: torch.fx.GraphModule) -> bool:
 
 
 def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Sequence[Descent]) -> Native:
-    """What `call`, the code that TorchInductor wrote, does with tensors like `example`; raises `NotNative`."""
+    """What `call`, the code that TorchInductor wrote, does with tensors like `example`; raises `NotNative`.
+
+    The example is a carry, aux, and x, y, mask and key of a minibatch. `Native` reads x and y itself.
+    """
     inputs = [value.clone(memory_format=torch.contiguous_format) for value in example]
-    watch = Watch(list(inputs))
+    *start, x, y, mask, key = inputs
+    pool = tuple(part.flatten(0, mask.ndim - 1) for part in (x.clone(), y.clone()))
+    positions = torch.arange(mask.numel()).view(mask.shape)
+    watch = Watch([*start, *pool, positions, mask, key])
+    for all_of, part in zip(pool, (x, y), strict=True):
+        watch.op(READ, (all_of, positions, part), 0, (1, mask.numel(), len(all_of), all_of[0].nbytes))
     outputs = _replayed(call, watch)(list(inputs))
     for descent in descents:
         base, first, second = descent.operands(inputs, outputs)
@@ -165,30 +184,27 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
         if place == at:
             continue
         whole = new.is_contiguous() and watch.memory[place].nbytes() == leaf.nbytes and new.dtype == leaf.dtype
-        if place < len(inputs) or place in swaps.values() or not whole:
+        if place < len(watch.inputs) or place in swaps.values() or not whole:
             raise NotNative("a carry that is shown elsewhere")
         swaps[at] = place
     owner, offset = (np.array(each, np.int64) for each in zip(*watch.columns, strict=True))
-    ops = np.array(watch.ops, np.int64)
-    native = Native(ops, owner, offset, watch.memory[len(inputs) :], len(inputs), swaps)
-    _check(native, example, num_carry, outputs, descents)
-    return native
-
-
-def _check(
-    native: Native, example: Sequence[Tensor], num_carry: int, outputs: Sequence[Tensor], descents: Sequence[Descent]
-) -> None:
-    """What was watched was right, so a step that is repeated must agree with it."""
-    inputs = [value.clone(memory_format=torch.contiguous_format) for value in example]
-    carry, aux, batch = inputs[:num_carry], inputs[num_carry:-4], inputs[-4:]
+    memory = watch.memory[len(watch.inputs) :]
+    native = Native(np.array(watch.ops, np.int64), owner, offset, memory, len(watch.inputs), swaps)
+    # What was watched was right, so what is repeated must agree with it.
     expected = [value.clone() for value in outputs[:num_carry]]
     for descent in descents:
         expected[descent.at] = descent.apply([value.clone() for value in example], outputs)
-    found, _ = native.steps(carry, native.spare(carry), aux, [part[None] for part in batch])
-    for one, other in zip(found, expected, strict=True):
-        scale = float(other.abs().max()) if other.is_floating_point() and other.numel() else 0.0
-        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * scale + 1e-6, equal_nan=True):
-            raise NotNative("it gives other results")
+    carry = [value.clone(memory_format=torch.contiguous_format) for value in example[:num_carry]]
+    batch = [part[None] for part in (positions, mask, key)]
+    found, _ = native.steps(carry, native.spare(carry), start[num_carry:], (pool[0], pool[1]), batch)
+    if not all(map(_agree, found, expected)):
+        raise NotNative("it gives other results")
+    return native
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    scale = float(other.abs().max()) if other.is_floating_point() else 0.0
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * scale + 1e-6, equal_nan=True)
 
 
 def _replayed(call: Any, watch: Watch) -> Callable[[list[Tensor]], Sequence[Tensor]]:

@@ -105,6 +105,11 @@ class _Program:
     def num_aux(self) -> int:
         return len(tree.leaves(self.aux))
 
+    @property
+    def one_pool(self) -> bool:
+        """Whether all clients read the same examples."""
+        return all(dims[-2] is None and dims[-1] is None for dims in self.lifts)
+
     def function(self, select: bool) -> Runner:
         """The lifted step on flat tensors: carry, aux, x and y of the minibatch, mask, key -> carry."""
 
@@ -127,7 +132,7 @@ class _Program:
 
     def gather(self, pool: Tensor, index: Tensor, which: int) -> Tensor:
         """The examples at `index`, [steps, clients ..., batch]; `pool` is x (which = -2) or y (which = -1)."""
-        if all(dims[which] is None for dims in self.lifts):  # one pool for all: rows are copied, twice as fast
+        if self.one_pool:  # rows are copied, twice as fast
             return pool.index_select(0, index.flatten()).view(*index.shape, *pool.shape[1:])
 
         def take(pool: Tensor, index: Tensor) -> Tensor:
@@ -186,22 +191,15 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
         mask = mask * lanes.live.reshape(*lanes.live.shape, *[1] * (mask.ndim - 2))
         carry, aux = lanes.carry, lanes.aux
     select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
-    together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
+    first = (program.gather(x, index[:1], -2), program.gather(y, index[:1], -1), mask[:1], key[:1])
+    compiled = _compile_step(program, [*carry, *aux, *(part[0] for part in first)]) if _compile.get() else None
+    walk = _Walk(compiled, program, select, carry, aux, own=lanes is not None)
     turns = lanes.schedule.turns if lanes is not None else {}
-    walk: _Walk | None = None
-    for start in range(0, len(index), together):
-        some = slice(start, start + together)
-        batches = (program.gather(x, index[some], -2), program.gather(y, index[some], -1), mask[some], key[some])
-        if walk is None:
-            first = [part[0] for part in batches]
-            compiled = _compile_step(program, [*carry, *aux, *first]) if _compile.get() else None
-            walk = _Walk(compiled, program.function(select), carry, aux, own=lanes is not None)
-        stops = [at - start for at in sorted(turns) if start < at < start + len(batches[0])]
-        for begin, end in itertools.pairwise([0, *stops, len(batches[0])]):
-            if lanes is not None and start + begin in turns:
-                walk.carry = lanes.turn(start + begin, walk.carry)
-            walk.steps([part[begin:end] for part in batches])
-    carry = walk.carry if walk is not None else carry
+    for begin, end in itertools.pairwise([0, *sorted(turns), len(index)]):
+        if lanes is not None and begin in turns:
+            walk.carry = lanes.turn(begin, walk.carry)
+        walk.steps(x, y, index[begin:end], mask[begin:end], key[begin:end])
+    carry = walk.carry
     return carry if lanes is None else lanes.results(carry)
 
 
@@ -209,21 +207,31 @@ class _Walk:
     """A carry on its way through the steps of a scan."""
 
     def __init__(
-        self, compiled: _Compiled | None, step: Runner, carry: list[Tensor], aux: list[Tensor], own: bool
+        self,
+        compiled: _Compiled | None,
+        program: _Program,
+        select: bool,
+        carry: list[Tensor],
+        aux: list[Tensor],
+        own: bool,
     ) -> None:
         """`own`: nobody else looks at the tensors of this carry, so that they may be changed."""
-        self.native = compiled.native if compiled is not None else None
-        self.run, self.aux = compiled or step, aux
+        self.program, self.aux = program, aux
+        self.native = compiled.native if compiled is not None and program.one_pool else None
+        self.run = compiled or program.function(select)
         changed = range(len(carry)) if self.native else compiled.in_place if compiled is not None else ()
         self.carry = [leaf.clone() if at in changed and not own else leaf for at, leaf in enumerate(carry)]
         self.spare = self.native.spare(self.carry) if self.native else []
 
-    def steps(self, batches: list[Tensor]) -> None:
+    def steps(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, key: Tensor) -> None:
         if self.native:
-            self.carry, self.spare = self.native.steps(self.carry, self.spare, self.aux, batches)
+            self.carry, self.spare = self.native.steps(self.carry, self.spare, self.aux, (x, y), (index, mask, key))
             return
-        for batch in zip(*batches, strict=True):
-            self.carry = self.run(*self.carry, *self.aux, *batch)
+        together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
+        for some in (slice(start, start + together) for start in range(0, len(index), together)):
+            read = (self.program.gather(x, index[some], -2), self.program.gather(y, index[some], -1))
+            for batch in zip(*read, mask[some], key[some], strict=True):
+                self.carry = self.run(*self.carry, *self.aux, *batch)
 
 
 def _lanes(program: _Program, start: list[Tensor], aux: list[Tensor], mask: Tensor) -> _Lanes | None:

@@ -42,21 +42,24 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     width = plan.width or min(plan.batch_size, federation.largest)
     epochs = 1 if plan.steps else plan.epochs
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
-    index = np.zeros((len(ids), epochs, longest, width), np.int64)
-    mask = np.zeros((len(ids), epochs, longest, width), np.float32)
     key = np.zeros((len(ids), epochs, longest), np.int64)
-    # One generator a client: about 0.4 ms for 10 epochs of 1,000 examples (320 steps), while other work ran beside it.
+    first = np.array([federation.split(i).train[0] if epochs else 0 for i in ids])
+    index = np.broadcast_to(first[:, None, None], (len(ids), epochs, longest * width)).copy()  # padding: its own data
+    mask = np.zeros(index.shape, np.float32)
+    # One generator a client: 25 microseconds for an epoch of 400 examples, of which its seed takes 10.
     for row, client in enumerate(ids if epochs else ()):
         name, own = federation.names[client], federation.split(client).train
         generator = rng.generator(seed, purpose, round, name)
-        passes = epochs if not plan.steps else -(-plan.steps * plan.batch_size // len(own)) + 1
-        order, used = shuffled(generator, own, passes, plan.batch_size, width)
+        steps = -(-len(own) // plan.batch_size)
+        room = steps * width
         if plan.steps:  # run on through as many passes as the steps need
-            order, used = (part.reshape(1, -1, width)[:, : plan.steps] for part in (order, used))
-        steps = order.shape[1]
-        index[row, :, :steps] = order
-        index[row, :, steps:] = own[0]  # padding points at the client's own data
-        mask[row, :, :steps] = used
+            passes = -(-plan.steps * plan.batch_size // len(own)) + 1
+            steps, used = plan.steps, np.tile(np.arange(room) < len(own), passes)
+            index[row, 0] = shuffled(generator, own, passes, room).ravel()[: steps * width]
+            mask[row, 0] = used[: steps * width]
+        else:
+            index[row, :, :room] = shuffled(generator, own, epochs, room)
+            mask[row, :, : len(own)] = 1
         key[row, :, :steps] = generator.integers(2**62, size=epochs * steps).reshape(epochs, steps)
     device = federation.x.device
     if federation.weights is not None:
@@ -64,28 +67,20 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     return Batches(
         x=federation.x,
         y=federation.y,
-        index=torch.from_numpy(index).to(device),
-        mask=torch.from_numpy(mask).to(device),
+        index=torch.from_numpy(index.reshape(*key.shape, width)).to(device),
+        mask=torch.from_numpy(mask.reshape(*key.shape, width)).to(device),
         key=torch.from_numpy(key).to(device),
         count=torch.tensor(sizes, dtype=torch.float32, device=device),
     )
 
 
-def shuffled(
-    generator: np.random.Generator, own: np.ndarray, passes: int, batch_size: int, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(positions, mask), both [passes, steps, width]: each pass holds every example of `own` exactly once.
-
-    What the last minibatch of a pass lacks is filled with examples from the start of the same pass, masked out.
-    """
-    size = len(own)
-    steps = -(-size // batch_size)
-    order = generator.permuted(np.broadcast_to(own, (passes, size)), axis=1)
-    room = steps * width
-    filled = np.concatenate([order] * -(-room // size), 1)[:, :room].reshape(passes, steps, width)
-    mask = np.zeros(room, np.float32)
-    mask[:size] = 1
-    return filled, np.broadcast_to(mask.reshape(steps, width), filled.shape)
+def shuffled(generator: np.random.Generator, own: np.ndarray, passes: int, room: int) -> np.ndarray:
+    """Positions, [passes, room]: each pass holds every example of `own` exactly once, and then begins again."""
+    if passes == 1:
+        order = generator.permutation(own)[None]  # the same draws, sooner
+    else:
+        order = generator.permuted(np.broadcast_to(own, (passes, len(own))), axis=1)
+    return order if room == len(own) else np.concatenate([order] * -(-room // len(own)), 1)[:, :room]
 
 
 def pad_positions(positions: Sequence[np.ndarray]) -> Tensor:
