@@ -113,13 +113,13 @@ def _plain(weights: Tensor, flat: Tensor, count: int) -> Tensor:
 
 
 def _in_lanes(weights: Tensor, flat: Tensor, count: int) -> Tensor:
-    """The same in twice the speed where rows are many and MKL is not made for the processor.
+    """The same in about two thirds of the time where rows are many and MKL is not made for the processor.
 
     Rows that are megabytes apart are slow to read side by side, so some parameters of all rows are laid out next to
     each other, in lanes of which each is one core's work.
     """
     out = weights.new_empty(count, flat.shape[1])
-    for piece, into in zip(flat.split(LANES * LANE, 1), out.split(LANES * LANE, 1), strict=True):
+    for piece, into in zip(*(torch.split(part, LANES * LANE, 1) for part in (flat, out)), strict=True):
         lanes = LANES if piece.shape[1] == LANES * LANE else 1
         laid = piece.unflatten(1, (lanes, -1)).transpose(0, 1).to(weights.dtype).contiguous()
         mixed = torch.bmm(weights.expand(lanes, -1, -1), laid)[:, :count]
@@ -133,9 +133,9 @@ def _gram(rows: Params, centre: bool) -> Tensor:
     size = len(leaves[0])
     width = min(max(NEAR_BYTES // (8 * size), WIDE), max(leaf.shape[1] for leaf in leaves))
     total = tree.wide(leaves[0].new_zeros(size, size))
-    room = total.new_empty(size * width)  # for all pieces: memory that is new each time costs as much as a product
+    room = total.new_empty(size * width)  # for all pieces: memory that is new has to be mapped first
     starts = range(0, size, max(64, -(-size // BLOCKS)))
-    for piece in (piece for leaf in leaves for piece in leaf.split(width, 1)):
+    for piece in (piece for leaf in leaves for piece in torch.split(leaf, width, 1)):
         x = room[: piece.numel()].view(piece.shape).copy_(piece)
         if centre:
             x -= x.mean(0)

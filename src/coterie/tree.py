@@ -211,7 +211,7 @@ def _product(share: Tensor, flat: Tensor) -> Tensor:
     lanes = flat.shape[1] // LANE
     if not lanes or intel():
         return share @ flat
-    cut = flat[:, : lanes * LANE].unflatten(1, (lanes, LANE)).transpose(0, 1)
+    cut = flat[:, : lanes * LANE].reshape(-1, lanes, LANE).transpose(0, 1)
     first = torch.bmm(share.expand(lanes, 1, -1), cut).flatten()
     rest = flat[:, lanes * LANE :]
     return torch.cat([first, share @ rest]) if rest.shape[1] else first
