@@ -14,9 +14,10 @@ def flat(models: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in models.values()], 1)
 
 
-@pytest.mark.parametrize("piece", [attention.PIECE_BYTES, 8 * 5 * 4])  # all at once, and four parameters at a time
-def test_pairs_are_those_of_a_loop(monkeypatch, piece):
-    monkeypatch.setattr(attention, "PIECE_BYTES", piece)
+@pytest.mark.parametrize("wide", [attention.WIDE, 4])  # all at once, and four parameters at a time
+def test_pairs_are_those_of_a_loop(monkeypatch, wide):
+    monkeypatch.setattr(attention, "NEAR_BYTES", 0)
+    monkeypatch.setattr(attention, "WIDE", wide)
     models = rows()
     singles = [tree.rows(models, i) for i in range(5)]
     distances = torch.stack([torch.stack([tree.sqdist(a, b) for b in singles]) for a in singles])
@@ -56,6 +57,40 @@ def test_equal_models_are_at_distance_zero_and_a_zero_model_has_cosine_zero():
 def test_combine_is_a_product_with_the_rows():
     models, xi = rows(), torch.rand(2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(flat(attention.combine(xi, models)), xi @ flat(models))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [20, 130])  # few rows, and many
+def test_what_a_client_gets_does_not_depend_on_whom_else_it_is_asked_for(size, dtype):
+    """Nor on its place among them; whole lanes, what is left of them, and the few numbers of a bias."""
+    draw = torch.Generator().manual_seed(2)
+    numbers = (1, 3, 7, 10, 47, 300, attention.LANES * attention.LANE + 11)
+    models = {str(n): torch.randn(size, n, generator=draw).to(dtype) for n in numbers}
+    models["steps"] = torch.arange(size)
+    xi = torch.softmax(torch.randn(size, size, generator=draw, dtype=torch.float64), 1)
+    everyone = attention.combine(xi, models)
+    for name, value in models.items():
+        expected = xi @ value.reshape(size, -1).double()
+        found = everyone[name].reshape(size, -1)
+        if name == "steps":
+            assert torch.equal(found, expected.round().long())
+        else:
+            torch.testing.assert_close(found, expected.to(dtype))
+    for count in (1, 2, 5, 8, 13, 20):
+        ids = torch.randperm(size, generator=draw)[:count]
+        for name, found in attention.combine(xi[ids], models).items():
+            assert torch.equal(found, everyone[name][ids]), (name, count)
+
+
+def test_many_rows_are_combined_alike_on_all_processors(monkeypatch):
+    draw = torch.Generator().manual_seed(4)
+    models = {"weight": torch.randn(attention.MANY, attention.LANES * attention.LANE + 300, generator=draw)}
+    xi = torch.softmax(torch.randn(9, attention.MANY, generator=draw, dtype=torch.float64), 1)
+    found = []
+    for maker in (True, False):
+        monkeypatch.setattr(attention, "intel", lambda maker=maker: maker)
+        found.append(attention.combine(xi, models)["weight"])
+    torch.testing.assert_close(*found)
 
 
 def test_typical_is_the_median_over_pairs_that_were_heard():

@@ -266,3 +266,13 @@ def test_inputs_are_not_modified(a: Any, seed: int) -> None:
     tree.add(a, b)
     tree.sqdist(a, b), tree.cosine(a, b)
     assert same((a, b, ids, weights), before)
+
+
+@pytest.mark.parametrize("maker", [True, False])
+@pytest.mark.parametrize("numbers", [10, tree.LANE, 2 * tree.LANE + 5])  # less than a lane, one, and some left over
+def test_mean_of_long_rows_is_the_same_on_all_processors(monkeypatch, numbers, maker):
+    monkeypatch.setattr(tree, "intel", lambda: maker)
+    draw = torch.Generator().manual_seed(0)
+    population, weights = torch.randn(7, numbers, 1, generator=draw), torch.rand(7, generator=draw)
+    expected = (weights.double() / weights.double().sum()) @ population.double().flatten(1)
+    torch.testing.assert_close(tree.mean(population, weights), expected.float()[:, None])

@@ -14,13 +14,16 @@ from torch import Tensor
 
 from coterie import paged, tree
 from coterie.method import Newcomer
+from coterie.products import intel
 from coterie.tree import Params
 
-PIECE_BYTES = 32 * 2**20  # of parameters in float64 at once: about what a processor's shared cache holds
-NEAR_BYTES = 2**20  # what a core's own cache holds: of few rows, such pieces take a quarter of the time
-LONG = 4  # but no piece is shorter than so many times the rows, since for each the whole matrix is read and written
+NEAR_BYTES = 2**20  # of parameters in float64 at once: what a core's own cache holds
+WIDE = 1024  # but no piece has fewer parameters, since for each the whole matrix is read and written
+BLOCKS = 16  # of rows; the products of a block with those before it are known by symmetry
 ROWS = 8  # a multiple of what was seen to round alike: 2 on Intel's processors, 4 on AMD's
-BLOCKS = 8  # of rows; the products of a block with those before it are known by symmetry
+COLUMNS = 16  # at least, and even: of 5 to 11, or of an odd number in float64, rows round by turns on AMD's
+MANY = 128  # rows, at least, that are laid out anew for a product: of few, that costs more than it saves
+LANES, LANE = 8, 256  # at once, a core one of them; of 1,000 rows, so many parameters fill a core's own cache
 
 
 def squared_distances(rows: Params) -> Tensor:
@@ -67,14 +70,18 @@ def with_self(weights: Tensor) -> Tensor:
 
 def combine(xi: Tensor, rows: Params) -> Params:
     """u_i = sum_j xi_ij w_j for every row of `xi` [n, rows]; leaves [n, ...]."""
-    # What is left of rows after a multiple of some number is a product of another kind, which rounds differently: whom
-    # else it is asked for must not change what a client gets.
+    # What is left of rows after a multiple of some number is a product of another kind, which rounds differently, and
+    # of some numbers of columns every other row does: whom else it is asked for must not change what a client gets.
     weights = torch.cat([xi, xi[:1].expand(-len(xi) % ROWS, -1)])
 
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
-        dtype = leaf.dtype if leaf.is_floating_point() else weights.dtype
-        out = (weights.to(dtype) @ flat.to(dtype))[: len(xi)].reshape(len(xi), *leaf.shape[1:])
+        long = flat.shape[1]
+        spare = max(COLUMNS - long, long % 2)
+        flat = torch.nn.functional.pad(flat, (0, spare)) if spare else flat
+        own = weights.to(leaf.dtype if leaf.is_floating_point() else weights.dtype)
+        product = _plain if len(flat) < MANY or intel() else _in_lanes
+        out = product(own, flat, len(xi))[:, :long].reshape(len(xi), *leaf.shape[1:])
         return out if leaf.is_floating_point() else out.round().to(leaf.dtype)
 
     return tree.map(mixed, rows)
@@ -100,19 +107,39 @@ def join(aggregate: Callable[[Any, Tensor, Params], Heard], newcomer: Newcomer, 
     return newcomer._replace(server=joined, params={**newcomer.params, **start})
 
 
+def _plain(weights: Tensor, flat: Tensor, count: int) -> Tensor:
+    """The first `count` rows of weights @ flat."""
+    return (weights @ flat.to(weights.dtype))[:count]
+
+
+def _in_lanes(weights: Tensor, flat: Tensor, count: int) -> Tensor:
+    """The same in about two thirds of the time where rows are many and MKL is not made for the processor.
+
+    Rows that are megabytes apart are slow to read side by side, so some parameters of all rows are laid out next to
+    each other, in lanes of which each is one core's work.
+    """
+    out = weights.new_empty(count, flat.shape[1])
+    for piece, into in zip(*(torch.split(part, LANES * LANE, 1) for part in (flat, out)), strict=True):
+        lanes = LANES if piece.shape[1] == LANES * LANE else 1
+        laid = piece.unflatten(1, (lanes, -1)).transpose(0, 1).to(weights.dtype).contiguous()
+        mixed = torch.bmm(weights.expand(lanes, -1, -1), laid)[:, :count]
+        into.unflatten(1, (lanes, -1)).copy_(mixed.transpose(0, 1))
+    return out
+
+
 def _gram(rows: Params, centre: bool) -> Tensor:
     """sum over parameters of X X', exactly symmetric; nearly half of it is not computed but mirrored."""
-    size = len(next(iter(rows.values())))
-    width = max(1, min(PIECE_BYTES // (8 * size), max(NEAR_BYTES // (8 * size), LONG * size)))
-    total = tree.wide(next(iter(rows.values())).new_zeros(size, size))
+    leaves = [leaf.reshape(len(leaf), -1) for leaf in rows.values()]
+    size = len(leaves[0])
+    width = min(max(NEAR_BYTES // (8 * size), WIDE), max(leaf.shape[1] for leaf in leaves))
+    total = tree.wide(leaves[0].new_zeros(size, size))
+    room = total.new_empty(size * width)  # for all pieces: memory that is new has to be mapped first
     starts = range(0, size, max(64, -(-size // BLOCKS)))
-    for leaf in rows.values():
-        for piece in torch.split(leaf.reshape(size, -1), width, dim=1):
-            x = tree.wide(piece)
-            if centre:
-                x = x - x.mean(0)
-            for start in starts:
-                rest = slice(start, size)
-                block = slice(start, start + starts.step)
-                total[block, rest].addmm_(x[block], x[rest].T)
+    for piece in (piece for leaf in leaves for piece in torch.split(leaf, width, 1)):
+        x = room[: piece.numel()].view(piece.shape).copy_(piece)
+        if centre:
+            x -= x.mean(0)
+        for start in starts:
+            rest, block = slice(start, size), slice(start, start + starts.step)
+            total[block, rest].addmm_(x[block], x[rest].T)
     return total.triu() + total.triu(1).T

@@ -16,9 +16,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from coterie.products import intel
+
 Tree = Any
 Params = dict[str, Tensor]
 T = TypeVar("T")
+LANE = 16_384  # numbers of a row that one core reads at a time
 
 
 def map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
@@ -181,7 +184,7 @@ def mean(tree: T, weights: Tensor) -> T:
     def average(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(leaf.shape[0], -1)
         dtype = leaf.dtype if leaf.is_floating_point() else share.dtype
-        return _like((share.to(dtype) @ flat.to(dtype)).reshape(leaf.shape[1:]), leaf)
+        return _like(_product(share.to(dtype), flat.to(dtype)).reshape(leaf.shape[1:]), leaf)
 
     return map(average, tree)
 
@@ -197,6 +200,21 @@ def nbytes(tree: Tree) -> int:
 
 def finite(tree: Tree) -> bool:
     return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree))
+
+
+def _product(share: Tensor, flat: Tensor) -> Tensor:
+    """share @ flat, [rows] by [rows, numbers].
+
+    Where MKL is not made for the processor, it reads many numbers at two thirds of the memory's speed; not so if they
+    are cut into lanes, of which each is one core's work.
+    """
+    lanes = flat.shape[1] // LANE
+    if not lanes or intel():
+        return share @ flat
+    cut = flat[:, : lanes * LANE].reshape(-1, lanes, LANE).transpose(0, 1)
+    first = torch.bmm(share.expand(lanes, 1, -1), cut).flatten()
+    rest = flat[:, lanes * LANE :]
+    return torch.cat([first, share @ rest]) if rest.shape[1] else first
 
 
 def _like(value: Tensor, leaf: Tensor) -> Tensor:
