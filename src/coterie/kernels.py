@@ -44,11 +44,21 @@ def compiled_together(files: int) -> Iterator[None]:
             return usual(self, types, code)
         return steps.setdefault(self, Kernels(functools.partial(usual, self), files)).ask(Source(types, code))
 
-    AsyncCompile.cpp_pybinding = ask
+    with replaced(AsyncCompile, cpp_pybinding=ask):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of somebody else's, for a while."""
+    usual = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     try:
+        for name in usual:
+            setattr(owner, name, values[name])
         yield
     finally:
-        AsyncCompile.cpp_pybinding = usual
+        for name, value in usual.items():
+            setattr(owner, name, value)
 
 
 class Kernels:
@@ -81,7 +91,7 @@ class Kernels:
         lengths = [len(source.code) for source in self._sources]
         groups = deal(lengths, min(self._files, len(lengths)))
         codes = [HEADERS + "".join(_named(self._sources[k], k, Bindings.suffix_template) for k in g) for g in groups]
-        first = [type("Joint", (Bindings,), {"entry_function": f"kernel{group[0]}"}) for group in groups]
+        first: list[Any] = [type("Joint", (Bindings,), {"entry_function": f"kernel{group[0]}"}) for group in groups]
         waiting = [one.load_async(code, submit_fn=AsyncCompile.submit) for one, code in zip(first, codes, strict=True)]
         done: dict[int, Kernel] = {}
         for group, wait in zip(groups, waiting, strict=True):

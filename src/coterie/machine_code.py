@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.kernels import compiled_together
+from coterie.kernels import compiled_together, replaced
 
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 HEADERS = "precompiled_headers"
@@ -44,16 +44,17 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callabl
     os.environ.setdefault(FOLDER, str(cache_folder()))
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        for each in (_no_garbage(), _own_headers(), _processor_known(), compiled_together(os.cpu_count() or 1)):
-            stack.enter_context(each)
         stack.enter_context(torch._inductor.config.patch(fx_graph_cache=False))
+        for each in (no_garbage, _own_headers, _processor_known, _all_remembered):
+            stack.enter_context(each())
+        stack.enter_context(compiled_together(os.cpu_count() or 1))
         run: Any = torch._inductor.compile(graph, list[Any](example))
     _taken.append(time.perf_counter() - begin)
     return run  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
+def no_garbage() -> Iterator[None]:
     """Nothing is looked through for garbage meanwhile: a graph and its code are many objects, all in use."""
     enabled = gc.isenabled()
     gc.disable()
@@ -69,13 +70,9 @@ def _own_headers() -> Iterator[None]:
     """Headers are compiled once a machine, and TorchInductor keeps them in /tmp whatever folder is chosen."""
     from torch._inductor import codecache
 
-    usual = getattr(codecache, "_HEADER_DIR", None), getattr(codecache, "_HEADER_LOCK_DIR", None)
-    codecache._HEADER_DIR = str(cache_folder() / HEADERS)
-    codecache._HEADER_LOCK_DIR = str(cache_folder() / HEADERS / "locks")
-    try:
+    folder = cache_folder() / HEADERS
+    with replaced(codecache, _HEADER_DIR=str(folder), _HEADER_LOCK_DIR=str(folder / "locks")):
         yield
-    finally:
-        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = usual
 
 
 @contextlib.contextmanager
@@ -89,13 +86,21 @@ def _processor_known() -> Iterator[None]:
     if config.cpp.vec_isa_ok is not None or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         yield
         return
-    usual = cpu_vec_isa.VecISA.check_build
-    cpu_vec_isa.VecISA.check_build = lambda *_: False
-    try:
-        with config.patch({"cpp.vec_isa_ok": True}):
-            yield
-    finally:
-        cpu_vec_isa.VecISA.check_build = usual
+    with replaced(cpu_vec_isa.VecISA, check_build=lambda *_: False), config.patch({"cpp.vec_isa_ok": True}):
+        yield
+
+
+@contextlib.contextmanager
+def _all_remembered() -> Iterator[None]:
+    """TorchInductor simplifies an index by SymPy for each use of it, and remembers the last 128: a step has more."""
+    from torch._inductor import sizevars
+    from torch._inductor.codegen import cpp
+
+    names = ("stride_at", "simplify_index_in_vec_range", "stride_at_vec_range")
+    found = {name: getattr(getattr(sizevars, name, None), "__wrapped__", None) for name in names}
+    wide = {name: functools.cache(function) for name, function in found.items() if function}
+    with replaced(sizevars, **wide), replaced(cpp, **wide):
+        yield
 
 
 @functools.cache
