@@ -1,6 +1,7 @@
 import dataclasses
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -218,19 +219,21 @@ def test_auto_measures_both_and_does_not_compile_for_little_work():
 
 
 def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
-    monkeypatch.setattr("coterie.engine.choose.compiling_takes", lambda: float("inf"))
+    module = sys.modules["coterie.engine.choose"]  # its function has the same name
+    monkeypatch.setattr(module, "compiling_takes", lambda: float("inf"))
     looks = []
-    monkeypatch.setattr("coterie.engine.choose.fan_out", lambda jobs, _: looks.append(1) or [jobs[0]()])
+    monkeypatch.setattr(module, "fan_out", lambda jobs, _: looks.append(1) or [jobs[0]()])
     for hopeless, number in ((float("inf"), 2), (0.0, 0)):
         looks.clear()
-        monkeypatch.setattr("coterie.engine.choose.HOPELESS", hopeless)
+        monkeypatch.setattr(module, "HOPELESS", hopeless)
         assert set(pick(simulation(), workers=2).microseconds) == {"loop", "stacked"}
         assert len(looks) == number
 
 
 def test_auto_shares_out_rounds_that_are_long_enough(monkeypatch):
-    monkeypatch.setattr("coterie.engine.choose.compiling_takes", lambda: float("inf"))
-    monkeypatch.setattr("coterie.engine.choose.cores", lambda: 2)
+    module = sys.modules["coterie.engine.choose"]
+    monkeypatch.setattr(module, "compiling_takes", lambda: float("inf"))
+    monkeypatch.setattr(module, "cores", lambda: 2)
     workers = [pick(simulation(), client_steps=steps, chunk=3, workers=None).engine.workers for steps in (1, 10**6)]
     assert workers == [1, 2]
 

@@ -132,7 +132,7 @@ def choose(
         return client_steps * times[name] / 1e6 / faster + rounds * TEAM * (faster > 1)
 
     if compiled is not True:
-        for kind in kinds:
+        for kind in sorted(kinds, reverse=True):  # stacked first: a loop is often hopeless then
             measure(kind, candidates[kind])
     order = sorted(kinds, reverse=True)
     if len(times) == len(kinds) == 2:  # a step that gains nothing by stacking is arithmetic: alone it compiles sooner

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import signal
 import threading
@@ -100,7 +101,15 @@ def _moved(federation: Federation, start: int, x: Tensor, y: Tensor) -> Federati
     if weights is not None:
         own, weights = weights, weights.new_ones(len(x))
         weights[start : start + len(own)] = own
-    return dataclasses.replace(federation, x=x, y=y, clients=clients, weights=weights)
+    return _changed(federation, x=x, y=y, clients=clients, weights=weights)
+
+
+def _changed(federation: Federation, **values: Any) -> Federation:
+    """`dataclasses.replace`, without looking through all examples again: each of them has been checked."""
+    new = copy.copy(federation)
+    new.__dict__.pop("largest", None)  # which is found anew
+    new.__dict__.update(values, names=tuple(values["clients"]))
+    return new
 
 
 class Run(NamedTuple):
@@ -269,7 +278,7 @@ class Joint:
 
     def __init__(self, federations: Sequence[Federation]) -> None:
         named = [(f"{k}/{name}", each) for k, one in enumerate(federations) for name, each in one.clients.items()]
-        self.federation = dataclasses.replace(federations[0], clients=dict(named))
+        self.federation = _changed(federations[0], clients=dict(named))
         self.first = np.cumsum([0, *(len(one.names) for one in federations)]).tolist()  # client of each run
         self.engine = Engine()
 
