@@ -10,6 +10,7 @@ compiled there counts with every number of processes. Compiled headers, once a m
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -58,7 +59,7 @@ CASES = (
 )
 
 
-def compile_headers() -> list[float | str]:
+def compile_headers() -> list[Any]:
     compile_graph(make_fx(lambda x: [x + 1])(torch.zeros(64)), [torch.zeros(64)])
     return []
 
@@ -78,7 +79,7 @@ def start(setup: Setup) -> Simulation:
     return Simulation.start(setup.method, setup.task, setup.federation, plan, participants, seed)
 
 
-def apart(work: Callable[[], list[float | str]]) -> list[Any]:
+def apart(work: Callable[[], list[Any]]) -> list[Any]:
     """What `work` gives in a process in which nothing was compiled before.
 
     A fork of its own for each: whoever compiles first in a process pays for TorchInductor's start, and later ones would
@@ -119,7 +120,7 @@ def fastest_round(sim: Simulation, engine: Engine) -> float:
     return min(times)
 
 
-def choosing(setup: Setup, rounds: int) -> list[float | str]:
+def choosing(setup: Setup, rounds: int) -> list[Any]:
     """(the time of a run, its engine in words)."""
     begun = Begin(setup, start(setup), None, rounds)
     begin = time.perf_counter()
@@ -149,10 +150,10 @@ def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
     setup = setup_of(case, 2 if quick else CLIENTS, rounds)
     fixed: dict[Engine, float] = {}
     for kind in choices(setup, quick):
-        times = apart(lambda kind=kind: list(whole(setup, rounds, *kind)))  # type: ignore[misc]
+        times = apart(functools.partial(whole, setup, rounds, *kind))
         fixed.update(zip(kind, times, strict=True))
         print("".join(f"{case.name}, {short(each)}: {fixed[each]:.1f} s\n" for each in kind), end="", flush=True)
-    auto, chosen = apart(lambda: choosing(setup, rounds))
+    auto, chosen = apart(functools.partial(choosing, setup, rounds))
     print(f"{case.name}, auto: {auto:.1f} s, {chosen}", flush=True)
     return chosen, fixed, auto
 

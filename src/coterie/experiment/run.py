@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
@@ -111,7 +112,11 @@ def run_setup(
             result.reference = execute(alone, beside, tell, resume=begun)
     if out:
         picture.write_facts(result, setup.federation, out)
-    finish(result, setup, out)
+    last = functools.partial(finish, result, setup, out)
+    if seat is None or result.reference is not None:
+        last()
+    else:
+        seat.finish(last)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
     if out and report and setup.config.report:
