@@ -106,7 +106,9 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
             mine, others = rows[of_class], rows[rest]
             if len(mine) <= FEW:
                 place = np.arange(len(rest))
-                below = ((place < left[:, None]).astype(float) + (place < right[:, None])) @ others
+                known = (place < left[:, None]).astype(float) + (place < right[:, None])
+                # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
+                below = (torch.from_numpy(known) @ torch.from_numpy(others)).numpy()
                 everyone = others.sum(0)
             else:
                 sums = np.zeros((len(rest) + 1, len(weights)))

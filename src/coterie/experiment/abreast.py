@@ -29,9 +29,7 @@ from coterie import tree
 from coterie.batches import Batches
 from coterie.data.federation import Federation, Split, unchecked
 from coterie.engine import Engine, chunk_size
-from coterie.engine.engine import cores
 from coterie.engine.team import Rows
-from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import CoterieError
 from coterie.experiment import files
 from coterie.experiment.config import parse_bytes
@@ -119,22 +117,12 @@ class End(NamedTuple):
     error: BaseException | None = None
 
 
-class Last(NamedTuple):
-    """What a run writes when all is known: nothing but files."""
-
-    write: Callable[[], None]
-
-    def done(self) -> Tensor:
-        self.write()
-        return torch.zeros(0)  # a job says something
-
-
 class Seat:
     """A run's side: it stands for the engine."""
 
     def __init__(self, run: Run, tell: Progress, number: int) -> None:
         self.number = number  # of runs that share the time
-        self._questions: SimpleQueue[Begin | Work | Last | End] = SimpleQueue()
+        self._questions: SimpleQueue[Begin | Work | End] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run, run, tell), daemon=True)
@@ -154,16 +142,12 @@ class Seat:
     ) -> Results:
         return cast(Results, self._ask(Work(fn, federation, ids, rows_of, purpose)))
 
-    def finish(self, write: Callable[[], None]) -> None:
-        """Not in turn, as all else: the runs' files are written by as many processes as there are cores."""
-        self._ask(Last(write))
-
-    def go_on(self, answer: Any) -> Begin | Work | Last | End:
+    def go_on(self, answer: Any) -> Begin | Work | End:
         """Let the run go on until it asks again."""
         self._answers.put(answer)
         return self._questions.get()
 
-    def _ask(self, question: Begin | Work | Last) -> Any:
+    def _ask(self, question: Begin | Work) -> Any:
         self._questions.put(question)
         answer = self._answers.get()
         if isinstance(answer, BaseException):
@@ -199,7 +183,7 @@ def run_abreast(label: str, runs: Sequence[Run], tell: Progress) -> list[Result]
     together = Chorus(tell, label, len(runs))
     seats = [Seat(run, together, len(runs)) for run in runs]
     stop = Interrupt()
-    asked: list[Begin | Work | Last | End] = []
+    asked: list[Begin | Work | End] = []
     answers: list[Any] = [None] * len(seats)
     while True:
         with stop.postponed():
@@ -289,14 +273,12 @@ class Joint:
         self.first = np.cumsum([0, *(len(one.names) for one in federations)]).tolist()  # client of each run
         self.engine = Engine()
 
-    def answer(self, asked: Sequence[Begin | Work | Last | End], say: Callable[[str], None]) -> list[Any]:
+    def answer(self, asked: Sequence[Begin | Work | End], say: Callable[[str], None]) -> list[Any]:
         answers: list[Any] = [None] * len(asked)
         begun = [each for each in asked if isinstance(each, Begin)]
         if begun:  # then all of them: it is what a run asks first
             self.engine = pick_engine(begun, lambda: self._union(dict(enumerate(each.probe() for each in begun))), say)
             return answers
-        if lasts := [each.done for each in asked if isinstance(each, Last)]:
-            fan_out(lasts, cores() if can_fork() else 1)
         works = {k: each for k, each in enumerate(asked) if isinstance(each, Work)}
         for purpose in dict.fromkeys(work.purpose for work in works.values()):
             alike = {k: work for k, work in works.items() if work.purpose == purpose}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import warnings
@@ -112,11 +111,7 @@ def run_setup(
             result.reference = execute(alone, beside, tell, resume=begun)
     if out:
         picture.write_facts(result, setup.federation, out)
-    last = functools.partial(finish, result, setup, out)
-    if seat is None or result.reference is not None:
-        last()
-    else:
-        seat.finish(last)
+    finish(result, setup, out)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
     if out and report and setup.config.report:
