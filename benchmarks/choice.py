@@ -2,13 +2,15 @@
 included.
 
 A run's time is that of its first round, in which steps are compiled, and of the others at the fastest one measured.
-Every choice is measured in a process of its own that has compiled nothing, with an empty cache on disk.
+Every kind of engine is measured in a process of its own that has compiled nothing, with an empty cache on disk; what it
+compiled there counts with every number of processes. Compiled headers, once a machine, are no run's own cost.
 
     python benchmarks/choice.py [--quick] [--json FILE] [--case 1|2|3]
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -16,26 +18,29 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from machine import seconds
 from telling import bar, parser, plot, target, tell
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import coterie
-from coterie.engine import Engine, chunk_size
+from coterie.engine import Engine
 from coterie.engine.engine import cores
 from coterie.engine.workers import can_fork
-from coterie.experiment.pick import Begin, pick_engine
+from coterie.experiment.pick import Begin, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
+from coterie.machine_code import compile_graph
 from coterie.models import Factory, cnn, linear, mlp
-from coterie.tree import nbytes
 
 SLACK = 1.2
 CLIENTS = 20
 BATCH = 10
+LEAST, LONG = 2, 1.0  # rounds and seconds of them to find the fastest
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,11 @@ CASES = (
 )
 
 
+def compile_headers() -> list[Any]:
+    compile_graph(make_fx(lambda x: [x + 1])(torch.zeros(64)), [torch.zeros(64)])
+    return []
+
+
 def setup_of(case: Case, clients: int, rounds: int) -> Setup:
     torch.manual_seed(0)
     size = case.steps * BATCH + 2  # an example to validate and one to test on
@@ -69,8 +79,8 @@ def start(setup: Setup) -> Simulation:
     return Simulation.start(setup.method, setup.task, setup.federation, plan, participants, seed)
 
 
-def whole(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[float, str]:
-    """(the time of a run of so many rounds, its engine in words), in a process in which nothing was compiled before.
+def apart(work: Callable[[], list[Any]]) -> list[Any]:
+    """What `work` gives in a process in which nothing was compiled before.
 
     A fork of its own for each: whoever compiles first in a process pays for TorchInductor's start, and later ones would
     look cheaper for it.
@@ -82,7 +92,7 @@ def whole(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[floa
             code = 1
             try:
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
-                told.write_text(json.dumps(_timed(setup, engine, rounds)))
+                told.write_text(json.dumps(work()))
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -90,42 +100,67 @@ def whole(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[floa
                 os._exit(code)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise SystemExit("a measurement failed")
-        taken, chosen = json.loads(told.read_text())
-        return float(taken), str(chosen)
+        return list(json.loads(told.read_text()))
 
 
-def _timed(setup: Setup, engine: Callable[[], Engine], rounds: int) -> tuple[float, str]:
+def whole(setup: Setup, rounds: int, first: Engine, *others: Engine) -> list[float]:
+    """The times of runs of so many rounds; the others have what the first one compiled."""
     sim = start(setup)
     begin = time.perf_counter()
-    chosen = engine()
-    sim.train(1, chosen)
-    first = time.perf_counter() - begin
-    later = min(seconds(lambda: sim.train(2 + number, chosen)) for number in range(3))  # noqa: B023
-    return first + (rounds - 1) * later, chosen.describe()
+    sim.train(1, first)
+    once = time.perf_counter() - begin
+    later = [fastest_round(sim, engine) for engine in (first, *others)]
+    return [max(once - later[0], 0.0) + rounds * each for each in later]
+
+
+def fastest_round(sim: Simulation, engine: Engine) -> float:
+    times: list[float] = []
+    while len(times) < LEAST or sum(times) < LONG:
+        times.append(seconds(lambda: sim.train(2 + len(times), engine)))
+    return min(times)
+
+
+def choosing(setup: Setup, rounds: int) -> list[Any]:
+    """(the time of a run, its engine in words)."""
+    begun = Begin(setup, start(setup), None, rounds)
+    begin = time.perf_counter()
+    chosen = pick_engine([begun], begun.probe, lambda _: None)
+    return [time.perf_counter() - begin + whole(setup, rounds, chosen)[0], chosen.describe()]
+
+
+def choices(setup: Setup, quick: bool) -> list[list[Engine]]:
+    """Every sensible choice: those that differ in the number of processes only are together."""
+    participants = len(setup.federation.names)
+    chunk, lanes = stacked_shape(setup, start(setup), participants)
+    kinds = [Engine("loop", compiled, 1) for compiled in (False, True)]
+    kinds += [Engine("stacked", compiled, chunk, lanes=lanes[compiled]) for compiled in (False, True)]
+    kinds.append(Engine("stacked", False, participants))
+    processes = [1, cores()] if can_fork() and cores() > 1 and not quick else [1]
+    # One chunk has no use for a second process: that would be the same choice twice.
+    return [
+        [replace(kind, workers=number) for number in (processes if kind.chunk < participants else [1])]
+        for kind in dict.fromkeys(kinds)
+        if not (quick and kind.compiled)
+    ]
 
 
 def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
     """(what auto chose, the times of fixed choices, the time of auto)."""
     rounds = 2 if quick else case.rounds
     setup = setup_of(case, 2 if quick else CLIENTS, rounds)
-    size = nbytes(setup.task.init())
-    chunk = chunk_size(4 * size, size, len(setup.federation.names), 2 * 2**30)
-    processes = [1, cores()] if can_fork() and cores() > 1 and not quick else [1]
-    fixed = {}
-    for kind, number in (("loop", 1), ("stacked", chunk)):
-        for compiled in (False,) if quick or kind == "loop" else (False, True):
-            # One chunk has no use for a second process: that would be the same choice twice.
-            for workers in processes if number < len(setup.federation.names) else [1]:
-                engine = Engine(kind, compiled, number, workers)  # type: ignore[arg-type]
-                fixed[engine] = whole(setup, lambda engine=engine: engine, rounds)[0]  # type: ignore[misc]
-                print(f"{case.name}, {short(engine)}: {fixed[engine]:.1f} s", flush=True)
-    begun = Begin(setup, start(setup), None, rounds)
-    auto, chosen = whole(setup, lambda: pick_engine([begun], begun.probe, lambda _: None), rounds)
+    fixed: dict[Engine, float] = {}
+    for kind in choices(setup, quick):
+        times = apart(functools.partial(whole, setup, rounds, *kind))
+        fixed.update(zip(kind, times, strict=True))
+        print("".join(f"{case.name}, {short(each)}: {fixed[each]:.1f} s\n" for each in kind), end="", flush=True)
+    auto, chosen = apart(functools.partial(choosing, setup, rounds))
+    print(f"{case.name}, auto: {auto:.1f} s, {chosen}", flush=True)
     return chosen, fixed, auto
 
 
 def short(engine: Engine) -> str:
-    return f"{engine.kind}{' compiled' * engine.compiled}, {engine.workers} process{'es' * (engine.workers > 1)}"
+    many = f" {engine.lanes or engine.chunk}" * (engine.kind == "stacked")
+    return f"{engine.kind}{many}{' compiled' * engine.compiled}, {engine.workers} process{'es' * (engine.workers > 1)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,6 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asking.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this case")
     asked = asking.parse_args(arguments)
     torch.set_num_threads(1)  # a fork does not survive its parent's threads; client work runs on one anyway
+    if not asked.quick:
+        apart(compile_headers)
     rows, targets, bars = [], [], []
     for case in [CASES[asked.case - 1]] if asked.case else CASES:
         chosen, fixed, auto = measure(case, asked.quick)

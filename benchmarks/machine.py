@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,7 @@ import torch
 
 from coterie.engine.engine import cores
 
+SUBREAPER = 36  # of prctl(2)
 TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat, a second
 
 
@@ -24,6 +26,7 @@ class Busy:
     """How busy other processes keep the machine from here on."""
 
     def __init__(self) -> None:
+        _adopt()
         self.before = self._seconds()
 
     def others(self) -> float:
@@ -43,8 +46,14 @@ class Busy:
         return (sum(ticks) - idle) / TICKS, sum(ticks) / TICKS, own
 
 
+def _adopt() -> None:
+    """Descendants whose parents have ended become children of this process (on Linux): so they are not others."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+
+
 def _descendants(process: int) -> list[int]:
-    """The living ones: what the dead took is in `os.times` already."""
+    """The living ones, and those that nobody has waited for: what others took is in `os.times` already."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile

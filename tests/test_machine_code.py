@@ -59,20 +59,23 @@ def test_without_a_compiler_steps_run_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = cache_folder.__wrapped__  # not the one that is kept
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "coterie" / "torchinductor"
+    assert find() == tmp_path / "coterie" / "torchinductor"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where no folder can be made
-    assert cache_folder().is_dir()
+    assert find().is_dir()
 
 
 def test_compiling_is_expected_to_take_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine_code, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(machine_code, "_taken", [])
     assert compiling_takes() == machine_code.TAKES + machine_code.COLD  # nothing was ever compiled here
-    (tmp_path / "something").write_text("")
+    (tmp_path / "precompiled_headers").mkdir()
+    (tmp_path / "precompiled_headers" / "header.h.gch").write_text("")
     assert compiling_takes() == machine_code.TAKES
-    for taken, expected in (([30.0], machine_code.TAKES), ([2.0], 2.0), ([2.0, 30.0], 30.0)):
+    found = machine_code.LEAST  # on disk, in less time than the next one may take
+    for taken, expected in (([30.0], machine_code.TAKES), ([2.0], 2.0), ([2.0, 30.0], 30.0), ([2.0, 0.3], found)):
         monkeypatch.setattr(machine_code, "_taken", taken)
         assert compiling_takes() == expected
 

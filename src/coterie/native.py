@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from coterie.products import Descent
 FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
 FIELDS = 19  # of an Op in native.cpp
 KERNEL, PRODUCT, READ = range(3)
+KERNELS = re.compile(r"kernel\d*")  # names of TorchInductor's, and of `coterie.kernels`
 
 
 Pool = tuple[Tensor, Tensor]  # x and y of all examples
@@ -89,7 +91,7 @@ class Watch:
     # What compiled code finds under the names that it calls.
 
     def kernel(self, fn: Any) -> Callable[..., None]:
-        address = ctypes.cast(ctypes.CDLL(fn.__self__.__file__).kernel, ctypes.c_void_p).value or 0
+        address = ctypes.cast(ctypes.CDLL(fn.__self__.__file__)[fn.__name__], ctypes.c_void_p).value or 0
 
         def call(*values: Any) -> None:
             self.op(KERNEL, values, address)
@@ -215,7 +217,7 @@ def _replayed(call: Any, watch: Watch) -> Callable[[list[Tensor]], Sequence[Tens
     names: dict[str, Any] = {
         name: watch.kernel(value)
         for name, value in code.__globals__.items()
-        if isinstance(value, types.BuiltinFunctionType) and value.__name__ == "kernel"
+        if isinstance(value, types.BuiltinFunctionType) and KERNELS.fullmatch(value.__name__)
     }
     kinds = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
     names |= {"torch": types.SimpleNamespace(**kinds), "extern_kernels": watch, "aten": None}

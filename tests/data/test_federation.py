@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.data import Federation, Split, from_clients, load
-from coterie.data.federation import split_client
+from coterie.data.federation import split_again, split_client
 from coterie.data.synthetic import synthetic
 from coterie.errors import ConfigError, DataError
 
@@ -194,3 +194,18 @@ def test_float_targets_mean_regression():
     data = from_clients([(x, x[:, 0])])
     assert data.kind == "regression"
     assert data.y.dtype == torch.float32
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_splitting_again_is_what_another_seed_gives(regression):
+    draw = torch.Generator().manual_seed(0)
+    targets = [torch.arange(size) % 3 for size in (9, 30, 14)]
+    data = [(torch.randn(len(y), 2, generator=draw), y.float() if regression else y) for y in targets]
+    shares = {"validation": 0.2, "test": 3}
+    first, other = (from_clients(data, seed=seed, **shares) for seed in (0, 1))
+    found = split_again(first, seed=1, **shares)
+    assert found.x is first.x
+    assert found.names == other.names
+    for name in found.names:
+        for part in ("train", "validation", "test"):
+            np.testing.assert_array_equal(found.clients[name][part], other.clients[name][part])

@@ -1,6 +1,7 @@
 import dataclasses
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -217,6 +218,26 @@ def test_auto_measures_both_and_does_not_compile_for_little_work():
     assert not choice.engine.compiled
 
 
+def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
+    module = sys.modules["coterie.engine.choose"]  # its function has the same name
+    monkeypatch.setattr(module, "compiling_takes", lambda: float("inf"))
+    looks = []
+    monkeypatch.setattr(module, "fan_out", lambda jobs, _: looks.append(1) or [jobs[0]()])
+    for hopeless, number in ((float("inf"), 2), (0.0, 0)):
+        looks.clear()
+        monkeypatch.setattr(module, "HOPELESS", hopeless)
+        assert set(pick(simulation(), workers=2).microseconds) == {"loop", "stacked"}
+        assert len(looks) == number
+
+
+def test_auto_shares_out_rounds_that_are_long_enough(monkeypatch):
+    module = sys.modules["coterie.engine.choose"]
+    monkeypatch.setattr(module, "compiling_takes", lambda: float("inf"))
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    workers = [pick(simulation(), client_steps=steps, chunk=3, workers=None).engine.workers for steps in (1, 10**6)]
+    assert workers == [1, 2]
+
+
 def test_auto_falls_back_to_the_loop_where_clients_cannot_be_stacked():
     class Unstackable(FedAvg):
         def local_update(self, task, client, down, batches):
@@ -239,7 +260,7 @@ def test_compiling_falls_back_without_a_compiler(monkeypatch):
     def missing(*args, **kwargs):
         raise RuntimeError("no C++ compiler")
 
-    monkeypatch.setattr(torch._inductor, "compile", missing)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", missing)
     method = dataclasses.replace(FedAvg(), optimizer=SGD(0.0625))  # a step that no other test has compiled
     base, other = simulation(method), simulation(method)
     base.train(1, Engine("stacked", chunk=5))

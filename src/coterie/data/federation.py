@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,25 @@ def from_clients(
         num_classes = max(int(y_pool.max()) + 1, 2) if len(y_pool) else 2
     x_pool = torch.cat(xs)
     return Federation(name, x_pool if x_pool.is_floating_point() else x_pool.float(), y_pool, splits, num_classes)
+
+
+def split_again(federation: Federation, *, validation: float, test: float, seed: int) -> Federation:
+    """The same examples split with another seed: as `from_clients` would, without copying or checking them again."""
+    clients = {}
+    for name, split in federation.clients.items():
+        own = np.sort(np.concatenate([split.train, split.validation, split.test]))
+        labels = None if federation.num_classes is None else federation.y[own].numpy()
+        parts = split_client(name, len(own), labels, validation, test, seed)
+        clients[name] = Split(*(own[part] for part in (parts.train, parts.validation, parts.test)))
+    return unchecked(federation, clients=clients)
+
+
+def unchecked(federation: Federation, **values: Any) -> Federation:
+    """`dataclasses.replace`, without looking through all examples again: each of them has been checked."""
+    new = copy.copy(federation)
+    new.__dict__.pop("largest", None)  # which is found anew
+    new.__dict__.update(values, names=tuple(values["clients"]))
+    return new
 
 
 def split_client(

@@ -1,7 +1,8 @@
 """`auto`: which engine is fastest for this task, by a short measurement on the real thing.
 
-A few real steps are timed one client at a time and stacked. If the work that remains is long enough, the step is
-compiled and timed as well. The choice is written into the run folder, and a resumed run keeps it.
+A few real steps are timed one client at a time and stacked; who is hopelessly slow is not looked at closely. If the
+work that remains is long enough, the step is compiled and timed as well. Looking takes a small share of that work. The
+choice is written into the run folder, and a resumed run keeps it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from coterie.engine.team import Rows
 from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import CoterieError
 from coterie.lanes import fitting
-from coterie.machine_code import compiling_takes
+from coterie.machine_code import compiling_takes, no_garbage
 from coterie.scan import compilations, refusals
 
 CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory
 OWN_CACHE = 1_000_000  # the same of a compiled step, which has so little cost of its own that it may be smaller
-SAVES = {"stacked": 0.7, "loop": 0.25}  # the share of the time that compiling saves, at least, where it was measured
+SAVES = (0.4, 0.25)  # the share of the time that compiling saves, at least where it was measured; of the less promising
+ALIKE = 0.7  # of a loop's time: from here on, stacking saves too little to be compiled first
 FEW = 4  # clients to look at
-PROBE = 3  # steps of the first look
-LOOK = 0.3  # seconds to look at one engine, once it is warm
-WORTH_SHARING = 0.003  # seconds a round
+PROBE = 2  # steps of the first look
+LOOK = 0.3  # seconds to look at one engine, once it is warm, and at most
+SHARE = 0.01  # of the work that remains
+HOPELESS = 3.0  # times the fastest: no second look
+TEAM = 0.002  # seconds that worker processes cost in a round, themselves
 
 
 @dataclass(frozen=True)
@@ -85,19 +89,27 @@ def choose(
             engine.map(fn, federation, group, functools.partial(_shortened, prepared, steps), purpose="probe")
             return time.perf_counter() - begin
 
-        def fastest() -> Tensor:
+        def fastest(first: float, enough: float) -> Tensor:
             """Seconds a step; other work on the machine can only make a look slower, so the fastest one counts."""
-            best, spent, steps = float("inf"), 0.0, min(PROBE, longest)
-            while spent < LOOK:
+            best, spent = first, 0.0
+            while spent < enough:
+                steps = min(max(PROBE, round(enough / 3 / best)), longest)
                 taken = look(steps)
                 best, spent = min(best, taken / steps), spent + taken
-                steps = min(max(steps, round(LOOK / 3 / best)), longest)
             return torch.tensor([best], dtype=torch.float64)
 
         try:
-            look(min(PROBE, longest))  # warms up and compiles
+            steps = min(PROBE, longest)
+            with no_garbage():
+                look(steps)  # warms up and compiles
+            first = look(steps) / steps
+            times[name] = first / len(group) * 1e6
+            enough = min(LOOK, SHARE * seconds(name))
+            if seconds(name) > HOPELESS * min(map(seconds, times)):
+                return
+            job = functools.partial(fastest, first, enough)
             # As many at a time as there will be processes: they share the caches and the memory's bandwidth.
-            looks = fan_out([fastest] * processes, processes) if processes > 1 else [fastest()]
+            looks = fan_out([job] * processes, processes) if processes > 1 else [job()]
             times[name] = float(torch.cat(looks).mean()) / len(group) * 1e6
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -108,25 +120,28 @@ def choose(
             notes.append(f"{name} cannot run this task ({words})")
 
     def speedup(name: str) -> float:
-        """By sharing a round's chunks out among the processes, where a round is long enough."""
+        """By sharing a round's chunks out among the processes, where that saves more than they cost themselves."""
         groups = len(chunks(federation, ids, candidates[name].chunk))
-        worth = workers or client_steps * times[name] / 1e6 / max(rounds, 1) > WORTH_SHARING
-        return groups / -(-groups // processes) if worth else 1.0
+        most = groups / -(-groups // processes)
+        alone = client_steps * times[name] / 1e6 / max(rounds, 1)  # seconds a round
+        return most if workers or alone > alone / most + TEAM else 1.0
 
     def seconds(name: str) -> float:
         """What the whole run would take."""
-        return client_steps * times[name] / 1e6 / speedup(name)
+        faster = speedup(name)
+        return client_steps * times[name] / 1e6 / faster + rounds * TEAM * (faster > 1)
 
     if compiled is not True:
-        for kind in kinds:
+        for kind in sorted(kinds, reverse=True):  # stacked first: a loop is often hopeless then
             measure(kind, candidates[kind])
-    order = sorted(times, key=seconds) or sorted(kinds, reverse=True)
-    for kind in order:
+    order = sorted(kinds, reverse=True)
+    if len(times) == len(kinds) == 2:  # a step that gains nothing by stacking is arithmetic: alone it compiles sooner
+        order = sorted(kinds, reverse=times["stacked"] < ALIKE * times["loop"])
+    for kind, saves in zip(order, SAVES, strict=False):
         pays = compiled
-        if compiled is None:
+        if compiled is None and kind in times:
             # What the fastest one so far would take, less what this one would if it were compiled.
-            won = min(map(seconds, times)) - (1 - SAVES[kind]) * seconds(kind)
-            pays = won > compiling_takes() and seconds(kind) < 2.5 * seconds(order[0])
+            pays = min(map(seconds, times)) - (1 - saves) * seconds(kind) > compiling_takes()
         if pays:
             before = refusals()
             measure(f"{kind}, compiled", candidates[f"{kind}, compiled"])

@@ -20,6 +20,7 @@ from coterie.task import Task
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]  # weights [resamples, examples] -> [resamples]
 CELLS = 2**22  # of the matrix of weights at once
+FEW = 128  # examples of a class: fewer are counted sooner by a product than by sums along all others
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
@@ -102,11 +103,19 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
         rows = np.ascontiguousarray(weights.T)  # [examples, resamples]: what follows works on whole rows
         total, number = np.zeros(len(weights)), np.zeros(len(weights))
         for of_class, rest, left, right in curves:
-            below = np.zeros((len(rest) + 1, len(weights)))
-            np.cumsum(rows[rest], axis=0, out=below[1:])
-            mine = rows[of_class]
-            lost = np.einsum("er,er->r", mine, below[left]) + np.einsum("er,er->r", mine, below[right])
-            pairs = mine.sum(0) * below[-1]
+            mine, others = rows[of_class], rows[rest]
+            if len(mine) <= FEW:
+                place = np.arange(len(rest))
+                known = (place < left[:, None]).astype(float) + (place < right[:, None])
+                # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
+                below = (torch.from_numpy(known) @ torch.from_numpy(others)).numpy()
+                everyone = others.sum(0)
+            else:
+                sums = np.zeros((len(rest) + 1, len(weights)))
+                np.cumsum(others, axis=0, out=sums[1:])
+                below, everyone = sums[left] + sums[right], sums[-1]
+            lost = np.einsum("er,er->r", mine, below)
+            pairs = mine.sum(0) * everyone
             there = pairs > 0
             total[there] += 1 - lost[there] / (2 * pairs[there])
             number += there

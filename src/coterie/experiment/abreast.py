@@ -27,7 +27,7 @@ from torch import Tensor
 
 from coterie import tree
 from coterie.batches import Batches
-from coterie.data.federation import Federation, Split
+from coterie.data.federation import Federation, Split, unchecked
 from coterie.engine import Engine, chunk_size
 from coterie.engine.team import Rows
 from coterie.errors import CoterieError
@@ -100,7 +100,7 @@ def _moved(federation: Federation, start: int, x: Tensor, y: Tensor) -> Federati
     if weights is not None:
         own, weights = weights, weights.new_ones(len(x))
         weights[start : start + len(own)] = own
-    return dataclasses.replace(federation, x=x, y=y, clients=clients, weights=weights)
+    return unchecked(federation, x=x, y=y, clients=clients, weights=weights)
 
 
 class Run(NamedTuple):
@@ -269,7 +269,7 @@ class Joint:
 
     def __init__(self, federations: Sequence[Federation]) -> None:
         named = [(f"{k}/{name}", each) for k, one in enumerate(federations) for name, each in one.clients.items()]
-        self.federation = dataclasses.replace(federations[0], clients=dict(named))
+        self.federation = unchecked(federations[0], clients=dict(named))
         self.first = np.cumsum([0, *(len(one.names) for one in federations)]).tolist()  # client of each run
         self.engine = Engine()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from coterie.data.federation import Federation, split_again
 from coterie.errors import CheckpointError, ConfigError
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure
@@ -106,10 +107,18 @@ def prepare_trials(
         raise ConfigError(list(dict.fromkeys(problems)))
     common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
 
-    def setup(seed: int) -> Setup:
-        return prepare(next(iter(built.values())), data, model=model, head=head, seed=seed, **common)
+    def setup(seed: int, given: Data | None = data) -> Setup:
+        return prepare(next(iter(built.values())), given, model=model, head=head, seed=seed, **common)
 
-    return Trials(built, numbers, setup(numbers[0]), setup)
+    def another(seed: int) -> Setup:
+        config, federation = first.config, first.federation
+        plain = config.device == "cpu" and first.held_out is None and federation.weights is None
+        if isinstance(data, str | Federation | None) or not plain:
+            return setup(seed)
+        return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=seed))
+
+    first = setup(numbers[0])
+    return Trials(built, numbers, first, another)
 
 
 def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = None) -> Comparison:

@@ -44,6 +44,16 @@ class Begin(NamedTuple):
         return Work(fn, self.sim.federation, ids, rows_of, "probe")
 
 
+def stacked_shape(setup: Setup, sim: Simulation, participants: int) -> tuple[int, tuple[int, int]]:
+    """(clients at once, lanes without and with compiling) of a stacked engine."""
+    model = tree.nbytes(setup.task.init())
+    client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * model
+    sizes = [sim.plan.num_steps(len(split.train)) for split in sim.federation.clients.values()]
+    # As many chunks as there are cores, however many workers there are: that changes nothing, bit for bit (law 11).
+    parts = cores() if can_fork() else 1
+    return shape(sizes, client, model, participants, parse_bytes(setup.config.memory), parts)
+
+
 @timed("choose")
 def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[[str], None]) -> Engine:
     """The engine of a run, or of runs abreast: the one it began with, the one asked for, or the fastest measured."""
@@ -53,11 +63,7 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
     participants = sum(run.sim.participants for run in runs)
     if paths and paths[0].exists():
         return Engine(**files.read_json(paths[0])["engine"]).fitted(participants)
-    client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * tree.nbytes(setup.task.init())
-    sizes = [sim.plan.num_steps(len(split.train)) for split in sim.federation.clients.values()]
-    model, memory = tree.nbytes(setup.task.init()), parse_bytes(config.memory)
-    # As many chunks as there are cores, however many workers there are: that changes nothing, bit for bit (law 11).
-    chunk, lanes = shape(sizes, client, model, participants, memory, cores() if can_fork() else 1)
+    chunk, lanes = stacked_shape(setup, sim, participants)
     if config.engine == "auto" or config.compile is None or config.workers is None:
         fn, federation, ids, rows_of, _ = probe()
         choice = choose(
