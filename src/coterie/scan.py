@@ -26,16 +26,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie import tree
+from coterie import pooling, tree, winograd
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
-from coterie.pooling import DECOMPOSITIONS
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -44,6 +44,8 @@ Step = Callable[[Any, Any, Batch], Any]
 Runner = Callable[..., list[Tensor]]
 
 GATHERED = 2**20  # bytes of examples that are read at once
+
+DECOMPOSITIONS = {**pooling.DECOMPOSITIONS, **winograd.DECOMPOSITIONS}  # on a CPU
 
 _compile: ContextVar[bool] = ContextVar("compile", default=False)
 _width: ContextVar[int | None] = ContextVar("width", default=None)
@@ -312,6 +314,7 @@ def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
             lambda *flat: [value.contiguous() for value in function(*flat)],
             decomposition_table=DECOMPOSITIONS if example[0].device.type == "cpu" else None,
         )(*example)
+    graph.graph = fx_graph_cse(graph.graph)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
