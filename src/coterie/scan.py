@@ -276,7 +276,7 @@ class _Compiled:
     @property
     def in_place(self) -> set[int]:
         """The leaves of the carry that it changes."""
-        return {descent.at for descent in self.descents if descent.in_place}
+        return {descent.at for descent in self.descents}
 
     def __call__(self, *flat: Tensor) -> list[Tensor]:
         outputs = self.graph(*flat)
@@ -299,7 +299,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
                 if example[0].device.type == "cpu":
                     graph, descents = faster_products(graph, program.num_carry)
                 run = compile_graph(graph, example)
-                run(*example)
+                run(*(value.clone() for value in example))  # of which it may change some
             _compiled[place] = _Compiled(run, descents, program.num_carry)
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])

@@ -16,10 +16,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from coterie.apart import apart
 
 aten = torch.ops.aten
 KERNEL = 5  # r
@@ -40,11 +43,11 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """`NotImplemented` where it is none of these: channels last, 5 x 5 weights, outputs that tiles fill."""
+    """`NotImplemented` unless channels are last, weights are 5 x 5 and tiles fill the outputs."""
     if not _plain(x, weight, stride, padding, dilation, transposed, groups):
         return NotImplemented
-    out = _outputs(_inputs(x) @ _weights(weight), _grid(x))
-    return _first(out if bias is None else out + bias)
+    out: Tensor = _ops().products(*_ops().points(x, weight))
+    return out if bias is None else out + bias[:, None, None]
 
 
 def convolution_backward(
@@ -63,13 +66,9 @@ def convolution_backward(
     """The gradients at x, weight and bias, of which `mask` says which are wanted; `NotImplemented` likewise."""
     if not _plain(x, weight, stride, padding, dilation, transposed, groups):
         return NotImplemented
-    grad = _last(grad)
-    product = _tiles_of(grad)
-    return (
-        _first(_inputs_adjoint(product @ _weights(weight).transpose(1, 2), _grid(x))) if mask[0] else None,
-        _weights_adjoint(_inputs(x).transpose(1, 2) @ product) if mask[1] else None,
-        grad.sum((0, 1, 2)) if mask[2] else None,
-    )
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    both = _ops().gradients(grad, *_ops().points(x, weight))  # the points of the forward pass: they are found once
+    return tuple(value if each else None for value, each in zip((*both, grad.sum((0, 2, 3))), mask, strict=True))
 
 
 DECOMPOSITIONS: dict[torch._ops.OpOverload[..., Any], Callable[..., Any]] = {
@@ -143,27 +142,50 @@ def _terms(row: Sequence[float], parts: Sequence[Tensor]) -> list[Tensor]:
     return [part if factor == 1 else part * factor for factor, part in zip(row, parts, strict=True) if factor]
 
 
-def _inputs(x: Tensor) -> Tensor:
-    """B^T d B of every tile, [points, tiles, channels]."""
-    x, (_, _, b) = _last(x), matrices()
-    size, high, wide, channels = x.shape
-    rows = torch.stack(_mixed(b, [_every(x, 1, k) for k in range(len(b))]))  # [n, batch, tiles, wide, channels]
-    both = torch.stack(_mixed(b, [_every(rows, 3, k) for k in range(len(b))]), 1)
-    return both.reshape(len(b) ** 2, -1, channels)
+def points(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """B^T d B of every tile, [n, n, batch, tiles, tiles, channels in], and G g G^T, [n, n, in, out]."""
+    _, g, b = matrices()
+    rows = torch.stack(_mixed(b, [_every(_last(x), 1, k) for k in range(len(b))]))  # [n, batch, tiles, wide, channels]
+    inputs = torch.stack(_mixed(b, [_every(rows, 3, k) for k in range(len(b))]), 1)
+    rows = torch.stack(_mixed(g, _laid_out(weight.permute(2, 3, 1, 0)).unbind(0)))  # [n, r, in, out]
+    return inputs, torch.stack(_mixed(g, rows.unbind(1)), 1)
+
+
+def products(inputs: Tensor, weights: Tensor) -> Tensor:
+    """The outputs, [batch, channels, high, wide]."""
+    a = matrices()[0]
+    out = torch.bmm(_matrices(inputs), _matrices(weights)).view(*inputs.shape[:-1], -1)
+    rows = torch.stack(_mixed(a, out.unbind(1)), 4)  # [n, batch, tiles, tiles, m, channels]
+    both = torch.stack(_mixed(a, rows.unbind(0)), 2)  # [batch, tiles, m, tiles, m, channels]
+    return _first(both.flatten(3, 4).flatten(1, 2))
+
+
+def gradients(grad: Tensor, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """At x and at the weights: the adjoints of `products` and of `points`."""
+    a, g, b = map(_turned, matrices())
+    size, high, wide, channels = _last(grad).shape
+    tiles = _last(grad).view(size, high // TILE, TILE, wide // TILE, TILE, channels)
+    rows = torch.stack(_mixed(a, tiles.unbind(2)))  # [n, batch, tiles, tiles, m, channels]
+    out = _matrices(torch.stack(_mixed(a, rows.unbind(4)), 1))
+    x = torch.bmm(out, _matrices(weights).transpose(1, 2)).view(inputs.shape)
+    x = _overlapped(_mixed(b, x.unbind(1)), 3)  # [n, batch, tiles, wide, channels]
+    weight = torch.bmm(_matrices(inputs).transpose(1, 2), out).view(weights.shape)
+    weight = torch.stack(_mixed(g, weight.unbind(1)), 1)  # [n, r, in, out]
+    return (
+        _first(_overlapped(_mixed(b, x.unbind(0)), 1)),
+        _laid_out(torch.stack(_mixed(g, weight.unbind(0))).permute(3, 2, 0, 1)),
+    )
+
+
+def _matrices(points: Tensor) -> Tensor:
+    """One a point, [points, ..., channels]."""
+    return points.flatten(0, 1).flatten(1, -2)
 
 
 def _every(x: Tensor, axis: int, start: int) -> Tensor:
     """The `start`-th of every tile along `axis`."""
     tiles = (x.shape[axis] - KERNEL + 1) // TILE
     return x[(slice(None),) * axis + (slice(start, start + TILE * (tiles - 1) + 1, TILE),)]
-
-
-def _inputs_adjoint(points: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """[batch, high, wide, channels]: what tiles share is added."""
-    b = _turned(matrices()[2])
-    points = points.view(len(b), len(b), *grid, -1)
-    rows = _overlapped(_mixed(b, points.unbind(1)), 3)  # [n, batch, tiles, wide, channels]
-    return _overlapped(_mixed(b, rows.unbind(0)), 1)
 
 
 def _overlapped(parts: list[Tensor], axis: int) -> Tensor:
@@ -181,48 +203,6 @@ def _overlapped(parts: list[Tensor], axis: int) -> Tensor:
     return torch.stack(places, axis + 1).flatten(axis, axis + 1)
 
 
-def _weights(weight: Tensor) -> Tensor:
-    """G g G^T, [points, channels in, channels out]."""
-    _, g, _ = matrices()
-    laid = _laid_out(weight.permute(2, 3, 1, 0))
-    rows = torch.stack(_mixed(g, laid.unbind(0)))  # [n, r, in, out]
-    both = torch.stack(_mixed(g, rows.unbind(1)), 1)
-    return both.reshape(len(g) ** 2, *both.shape[2:])
-
-
-def _weights_adjoint(points: Tensor) -> Tensor:
-    """[channels out, channels in, r, r]."""
-    g = _turned(matrices()[1])
-    n = len(g[0])
-    points = points.view(n, n, *points.shape[1:])
-    rows = torch.stack(_mixed(g, points.unbind(1)), 1)
-    return torch.stack(_mixed(g, rows.unbind(0))).permute(3, 2, 0, 1)
-
-
-def _outputs(points: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """A^T Y A of every tile, [batch, high, wide, channels]."""
-    a = matrices()[0]
-    points = points.view(len(a[0]), len(a[0]), *grid, -1)
-    rows = torch.stack(_mixed(a, points.unbind(1)), 4)  # [n, batch, high tiles, wide tiles, m, channels]
-    both = torch.stack(_mixed(a, rows.unbind(0)), 2)  # [batch, high tiles, m, wide tiles, m, channels]
-    return both.flatten(3, 4).flatten(1, 2)
-
-
-def _tiles_of(grad: Tensor) -> Tensor:
-    """The adjoint of `_outputs`, [points, tiles, channels]."""
-    a = _turned(matrices()[0])
-    size, high, wide, channels = grad.shape
-    tiles = grad.view(size, high // TILE, TILE, wide // TILE, TILE, channels)
-    rows = torch.stack(_mixed(a, tiles.unbind(2)))  # [n, batch, tiles, tiles, m, channels]
-    both = torch.stack(_mixed(a, rows.unbind(4)), 1)
-    return both.reshape(len(a) ** 2, -1, channels)
-
-
-def _grid(x: Tensor) -> tuple[int, int, int]:
-    """Images, and the tiles of each along its sides."""
-    return len(x), *((size - KERNEL + 1) // TILE for size in x.shape[2:])  # type: ignore[return-value]
-
-
 def _laid_out(value: Tensor) -> Tensor:
     from torch._inductor.inductor_prims import force_stride_order  # not earlier: see `machine_code`
 
@@ -237,3 +217,8 @@ def _last(value: Tensor) -> Tensor:
 def _first(value: Tensor) -> Tensor:
     """Channels first."""
     return value.permute(0, 3, 1, 2)
+
+
+@functools.cache
+def _ops() -> Any:
+    return SimpleNamespace(points=apart(points, 2, 2), products=apart(products, 2, 1), gradients=apart(gradients, 3, 2))
