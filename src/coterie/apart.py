@@ -17,19 +17,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from coterie.machine_code import compile_graph
 
-LIBRARY = torch.library.Library("coterie", "FRAGMENT")
-
 
 def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[..., Any]:
     """`function` as an operation on the CPU, of so many tensors each."""
-    name = function.__name__.strip("_")
+    name = function.__name__
     runs: dict[Hashable, Callable[..., list[Tensor]]] = {}
 
     def listed(*given: Tensor) -> list[Tensor]:
         return [function(*given)] if outputs == 1 else list(function(*given))
 
     def run(*given: Tensor) -> Any:
-        key = (torch.get_num_threads(), *[(value.shape, value.stride()) for value in given])
+        key = (torch.get_num_threads(), *[(value.shape, value.stride(), value.dtype) for value in given])
         if key not in runs:
             with _disable_current_modes():  # those of whoever traces a step
                 runs[key] = compile_graph(make_fx(listed)(*given), list(given))
@@ -37,7 +35,7 @@ def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[.
         return got[0] if outputs == 1 else tuple(got)
 
     names = ", ".join(f"Tensor x{k}" for k in range(inputs))
-    LIBRARY.define(f"{name}({names}) -> ({', '.join(['Tensor'] * outputs)})")
-    LIBRARY.impl(name, run, "CPU")
-    LIBRARY._register_fake(name, function)
+    torch.library.define(f"coterie::{name}", f"({names}) -> ({', '.join(['Tensor'] * outputs)})")
+    torch.library.impl(f"coterie::{name}", "CPU", run)
+    torch.library.register_fake(f"coterie::{name}", function)
     return getattr(torch.ops.coterie, name).default  # type: ignore[no-any-return]

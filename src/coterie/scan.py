@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -314,7 +313,7 @@ def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
             lambda *flat: [value.contiguous() for value in function(*flat)],
             decomposition_table=DECOMPOSITIONS if example[0].device.type == "cpu" else None,
         )(*example)
-    graph.graph = fx_graph_cse(graph.graph)
+    winograd.once(graph.graph)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):

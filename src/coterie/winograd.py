@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, Node
 
 from coterie.apart import apart
 
@@ -67,7 +68,7 @@ def convolution_backward(
     if not _plain(x, weight, stride, padding, dilation, transposed, groups):
         return NotImplemented
     grad = grad.contiguous(memory_format=torch.channels_last)
-    both = _ops().gradients(grad, *_ops().points(x, weight))  # the points of the forward pass: they are found once
+    both = _ops().gradients(grad, *_ops().points(x, weight))
     return tuple(value if each else None for value, each in zip((*both, grad.sum((0, 2, 3))), mask, strict=True))
 
 
@@ -75,6 +76,15 @@ DECOMPOSITIONS: dict[torch._ops.OpOverload[..., Any], Callable[..., Any]] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
 }
+
+
+def once(graph: Graph) -> None:
+    """Lets backward passes use the points that were found in the forward pass."""
+    known: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if node.target is _ops().points and (first := known.setdefault(node.args, node)) is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
 
 
 def _plain(
@@ -88,6 +98,8 @@ def _plain(
 ) -> bool:
     simple = {*stride, *dilation} == {1} and set(padding) == {0} and not transposed and groups == 1
     if not simple or x.ndim != 4 or tuple(weight.shape[2:]) != (KERNEL, KERNEL) or x.stride(1) != 1:
+        return False
+    if x.dtype not in (torch.float32, torch.float64) or weight.dtype != x.dtype:  # of fewer digits, too many are lost
         return False
     filled = all(size >= KERNEL and (size - KERNEL + 1) % TILE == 0 for size in x.shape[2:])
     return filled and all(size % CHANNELS == 0 for size in weight.shape[:2])
