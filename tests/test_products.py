@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import tree
 from coterie.batches import Batch, Batches
 from coterie.engine.stacked import stacked
-from coterie.local import SGD, AdamW, train
+from coterie.local import SGD, AdamW, quadratic, train
 from coterie.products import faster_products
 from coterie.scan import _compiled, compiling, scan
 from coterie.task import Task
@@ -126,7 +126,7 @@ def test_a_narrow_layer_is_no_library_call() -> None:
     torch.testing.assert_close(graph(weight, x)[0], layer(weight, x)[0], rtol=1e-5, atol=1e-4)
 
 
-def test_a_penalised_step_adds_its_product_to_what_the_rest_leaves() -> None:
+def test_a_penalised_step_is_taken_in_place() -> None:
     def step(weight: Tensor, centre: Tensor, d: Tensor, x: Tensor) -> list[Tensor]:
         grad = torch.bmm(d.transpose(1, 2), x) + 0.5 * (weight - centre)
         return [weight - 0.1 * grad]
@@ -135,7 +135,26 @@ def test_a_penalised_step_adds_its_product_to_what_the_rest_leaves() -> None:
     given = [torch.randn(*shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes)]
     expected = step(*given)[0]
     graph, (descent,) = faster_products(make_fx(step)(*given), 1)
-    before = given[0].clone()
-    assert not descent.in_place
-    torch.testing.assert_close(descent.apply(given, graph(*given)), expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(given[0], before)
+    others = [value.clone() for value in given[1:]]
+    got = descent.apply(given, graph(*given))
+    assert got is given[0]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert all(map(torch.equal, given[1:], others))
+
+
+def test_penalised_training_leaves_where_it_began_alone() -> None:
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 3)), "classification")
+    params = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, *leaf.shape), task.init())
+    before, data, anchor = tree.clone(params), batches(200), (task.init(), torch.tensor(2.0))
+
+    def one(params: Any, data: Batches) -> Any:
+        return train(task, SGD(0.1), params, data, quadratic, anchor)[0]
+
+    expected = stacked(one, (params,), data)
+    with compiling():
+        got = stacked(one, (params,), data)
+    for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+    assert all(map(torch.equal, tree.leaves(params), tree.leaves(before)))
+    assert [run.in_place for run in _compiled.values() if run is not None and run.descents][-1] == {0}

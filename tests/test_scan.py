@@ -58,7 +58,7 @@ def nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 def tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace steps without compiling them: quick, and as particular about its inputs as machine code is."""
 
-    def compile(graph: Callable[..., Any], example: list[Tensor]) -> Callable[..., Any]:
+    def compile(graph: Callable[..., Any], example: list[Tensor], **options: Any) -> Callable[..., Any]:
         def layout(values: Any) -> list[Any]:
             return [(value.shape, value.dtype, value.is_contiguous()) for value in values]
 
@@ -69,7 +69,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = layout(example)
         return run
 
-    monkeypatch.setattr(torch._inductor, "compile", compile)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile)
 
 
 def test_scan_is_a_loop_over_epochs_and_steps() -> None:

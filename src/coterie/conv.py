@@ -62,9 +62,11 @@ def _conv2d(
     size, (out, _, rows, columns) = x.shape[0], weight.shape
     patches = x.unfold(2, rows, 1).unfold(3, columns, 1)  # [batch, channels, high, wide, rows, columns]
     high, wide = patches.shape[2:4]
-    matrix = patches.permute(1, 4, 5, 0, 2, 3).reshape(-1, size * high * wide).T
+    matrix = patches.permute(1, 4, 5, 0, 2, 3).reshape(-1, size * high * wide)
+    weights = weight.reshape(out, -1).T
+    if bias is not None:  # the weight of a 1 in every patch: then neither it nor its gradient takes a pass of its own
+        matrix = torch.cat([matrix, matrix.new_ones(1, matrix.shape[1])])
+        weights = torch.cat([weights, bias[None]])
     # Laid out anew, so that its gradient is patches times gradient, which is a third faster than the other way round
-    result = matrix @ weight.reshape(out, -1).T.contiguous()
-    if bias is not None:
-        result = result + bias
+    result = matrix.T @ weights.contiguous()
     return result.reshape(size, high, wide, out).permute(0, 3, 1, 2)

@@ -62,7 +62,7 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> tuple[C
         stack.enter_context(compiled_together(os.cpu_count() or 1))
         run: Any = compile_fx(graph, list[Any](example), inner_compile=inner)
     _taken.append(time.perf_counter() - begin)
-    return run, getattr(made[0], "current_callable", None)
+    return run, getattr(made[0], "current_callable", None) if made else None
 
 
 @contextlib.contextmanager

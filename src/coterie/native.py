@@ -156,9 +156,10 @@ class Native:
 
 
 def repeatable(graph: torch.fx.GraphModule) -> bool:
-    """Whether a step is likely to be: it has no convolution, and is on the CPU."""
+    """Whether a step is likely to be: it has no convolution, nothing compiled apart, and is on the CPU."""
     values = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    others = any(node.target is torch.ops.aten.convolution.default for node in graph.graph.nodes)
+    targets = [node.target for node in graph.graph.nodes]
+    others = any(each is torch.ops.aten.convolution.default or "coterie" in str(each) for each in targets)
     return not others and all(value.is_cpu for value in values)
 
 
@@ -176,10 +177,10 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
         watch.op(READ, (all_of, positions, part), 0, (1, mask.numel(), len(all_of), all_of[0].nbytes))
     outputs = _replayed(call, watch)(list(inputs))
     for descent in descents:
-        base, first, second = descent.operands(inputs, outputs)
-        watch.product(first, second, base, add=True)
+        leaf, first, second = descent.operands(inputs, outputs)
+        watch.product(first, second, leaf, add=True)
     swaps = dict[int, int]()
-    in_place = {descent.at for descent in descents if descent.in_place}
+    in_place = {descent.at for descent in descents}
     for at, leaf in enumerate(inputs[:num_carry]):
         new = leaf if at in in_place else outputs[at]
         place = watch.owner(new)
@@ -192,10 +193,10 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
     owner, offset = (np.array(each, np.int64) for each in zip(*watch.columns, strict=True))
     memory = watch.memory[len(watch.inputs) :]
     native = Native(np.array(watch.ops, np.int64), owner, offset, memory, len(watch.inputs), swaps)
-    # What was watched was right, so what is repeated must agree with it.
+    # What was watched was right (it may have changed `inputs`), so what is repeated must agree with it.
     expected = [value.clone() for value in outputs[:num_carry]]
     for descent in descents:
-        expected[descent.at] = descent.apply([value.clone() for value in example], outputs)
+        expected[descent.at] = descent.apply([value.clone() for value in inputs], outputs)
     carry = [value.clone(memory_format=torch.contiguous_format) for value in example[:num_carry]]
     batch = [part[None] for part in (positions, mask, key)]
     found, _ = native.steps(carry, native.spare(carry), start[num_carry:], (pool[0], pool[1]), batch)

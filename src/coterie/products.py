@@ -6,8 +6,8 @@ Intel's processors takes a third of the time for (W x^T)^T with x^T laid out ane
 on AMD's it takes four times as long, so there the product stays as it is. (The processor's maker decides and not a
 measurement, so that a run that is resumed has the same bits.)
 
-A step of gradient descent, W - lr (d^T x + r), is B - lr d^T x in place, where B is W or W - lr r: the product alone
-and then the difference would write and read a second matrix as large as W.
+A step of gradient descent, W - lr (d^T x + r), is done in place: W - lr r, if there is an r, by the compiled part, then
+- lr d^T x. The product alone and then the difference would write and read a second matrix as large as W.
 """
 
 from __future__ import annotations
@@ -33,25 +33,18 @@ LARGE = 4_096  # numbers in a client's matrix, at least: for a small one, one mo
 
 @dataclass(frozen=True)
 class Descent:
-    """Leaf `at` of the carry becomes base + first @ second; base is the leaf itself, or output `at` of the graph."""
+    """Leaf `at` of the carry, as the graph leaves it, becomes itself + first @ second; output `at` is the first."""
 
     at: int
-    first: int  # among the graph's outputs; `at` where the base is the leaf itself
     second: int  # among the graph's outputs; below 0, ~second among its inputs, which need not be given back
 
-    @property
-    def in_place(self) -> bool:
-        """Whether it changes the leaf that it was given."""
-        return self.first == self.at
-
     def operands(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """base, first, second."""
-        second = outputs[self.second] if self.second >= 0 else inputs[~self.second]
-        return (inputs if self.in_place else outputs)[self.at], outputs[self.first], second
+        """leaf, first, second."""
+        return inputs[self.at], outputs[self.at], outputs[self.second] if self.second >= 0 else inputs[~self.second]
 
     def apply(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-        base, first, second = self.operands(inputs, outputs)
-        return base.baddbmm_(first, second) if base.ndim == 3 else base.addmm_(first, second)
+        leaf, first, second = self.operands(inputs, outputs)
+        return leaf.baddbmm_(first, second) if leaf.ndim == 3 else leaf.addmm_(first, second)
 
 
 def faster_products(graph: GraphModule, num_carry: int, layers: bool = True) -> tuple[GraphModule, tuple[Descent, ...]]:
@@ -121,18 +114,16 @@ def _descents(graph: Graph, num_carry: int) -> tuple[Descent, ...]:
             first = graph.call_function(aten.mul.Tensor, (step.first, -step.rate))
             if step.alive is not None:  # a client whose minibatches are used up stays where it is
                 first = graph.call_function(aten.where.ScalarOther, (step.alive, first, 0.0))
-            if step.rest is None:
-                base, results[at] = at, first
-            else:
+            if step.rest is not None:  # the compiler writes it where the leaf is, once that was read for the last time
                 rest = graph.call_function(aten.mul.Tensor, (step.rest, step.rate))
                 less = graph.call_function(aten.sub.Tensor, (leaf, rest))
                 if step.alive is not None:
                     less = graph.call_function(aten.where.self, (step.alive, less, leaf))
-                base, results[at] = len(results), less
-                results.append(first)
+                graph.call_function(aten.copy_.default, (leaf, less))
+            results[at] = first
         second = _behind(step.second)
         place = ~inputs.index(second) if second in inputs else len(results)
-        found.append(Descent(at, base, place))
+        found.append(Descent(at, place))
         if place >= 0:
             results.append(second)
     output.args = (results,)

@@ -30,14 +30,13 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie import tree
+from coterie import pooling, tree, winograd
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
 from coterie.native import Native, NotNative, captured, repeatable
-from coterie.pooling import DECOMPOSITIONS
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -46,6 +45,8 @@ Step = Callable[[Any, Any, Batch], Any]
 Runner = Callable[..., list[Tensor]]
 
 GATHERED = 2**20  # bytes of examples that are read at once
+
+DECOMPOSITIONS = {**pooling.DECOMPOSITIONS, **winograd.DECOMPOSITIONS}  # on a CPU
 
 _compile: ContextVar[bool] = ContextVar("compile", default=False)
 _width: ContextVar[int | None] = ContextVar("width", default=None)
@@ -307,7 +308,7 @@ class _Compiled:
     @property
     def in_place(self) -> set[int]:
         """The leaves of the carry that it changes."""
-        return {descent.at for descent in self.descents if descent.in_place}
+        return {descent.at for descent in self.descents}
 
     def __call__(self, *flat: Tensor) -> list[Tensor]:
         outputs = self.graph(*flat)
@@ -330,7 +331,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
                 if example[0].device.type == "cpu":
                     graph, descents = faster_products(graph, program.num_carry, layers=not repeatable(graph))
                 run, code = compile_graph(graph, example)
-                run(*example)
+                run(*(value.clone() for value in example))  # of which it may change some
                 step = _compiled[place] = _Compiled(run, descents, program.num_carry)
                 if repeatable(graph):
                     native = captured(code, example, program.num_carry, descents)
@@ -350,6 +351,7 @@ def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
             lambda *flat: [value.contiguous() for value in function(*flat)],
             decomposition_table=DECOMPOSITIONS if example[0].device.type == "cpu" else None,
         )(*example)
+    winograd.once(graph.graph)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):

@@ -281,7 +281,7 @@ def test_auto_says_that_there_is_no_compiler(monkeypatch):
 def test_evaluation_of_many_examples_goes_in_pieces(monkeypatch):
     sim = simulation(sizes=(60, 50))
     whole = sim.evaluate(1, Engine("stacked"))
-    monkeypatch.setattr("coterie.experiment.examples.EVALUATION_BYTES", 24 * 32 * 4)
+    monkeypatch.setattr("coterie.experiment.simulation.PIECE", 24 * 32 * 4)
     pieces = sim.evaluate(1, Engine("stacked"))
     np.testing.assert_allclose(whole["test"]["loss"], pieces["test"]["loss"], rtol=1e-6)
 

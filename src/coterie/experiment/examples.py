@@ -16,7 +16,7 @@ from coterie.task import Task
 from coterie.tree import Tree
 
 PARTS: tuple[SplitName, ...] = ("validation", "test")
-EVALUATION_BYTES = 64 * 2**20  # inputs that are evaluated at once
+EVALUATION_BYTES = 64 * 2**20  # of inputs that are kept as the model sees them
 LITTLE = 1e9  # floating-point operations that are done sooner here than shared out among processes
 CALL = 5e6  # as many as could be done while one client's model is called
 

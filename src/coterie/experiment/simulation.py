@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from coterie import paged, rng, tree
 from coterie.batches import Batches
+from coterie.conv import FewChannelConvolution
 from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.device import on
@@ -22,7 +24,6 @@ from coterie.engine.team import Rows
 from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
-from coterie.experiment import examples
 from coterie.experiment.examples import PARTS, Examples
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
@@ -31,6 +32,7 @@ from coterie.spans import timed
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
+PIECE = 12 * 2**20  # bytes of what a layer makes of the examples that are evaluated at once: more leave the cache
 PASSES = 10_000_000  # of an example through a client's model, in a global test
 POOL = "evaluate on the pool"  # of all clients' test examples
 POOLED = 500_000  # of them whose outputs are held at once
@@ -348,5 +350,7 @@ class Simulation:
 
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
-    width = max(1, examples.EVALUATION_BYTES // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as
-    return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)
+    width = max(1, PIECE // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as, in 32 channels
+    stacked = any(torch._C._functorch.is_batchedtensor(part) for part in positions)
+    with contextlib.nullcontext() if stacked else FewChannelConvolution(alone=True):
+        return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)

@@ -1,0 +1,41 @@
+"""Functions of tensors that are compiled once and apart from the steps that call them.
+
+What a step is traced to grows with each call of a function of many operations, and TorchInductor's time more than that:
+pFedBreD's step, which takes seven gradients, took 90 s to compile with its convolutions in it. Such a function is made
+an operation of its own here. Steps call it by name; its machine code is made when it is first called with such shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from coterie.machine_code import compile_graph
+
+
+def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[..., Any]:
+    """`function` as an operation on the CPU, of so many tensors each."""
+    name = function.__name__
+    runs: dict[Hashable, Callable[..., list[Tensor]]] = {}
+
+    def listed(*given: Tensor) -> list[Tensor]:
+        return [function(*given)] if outputs == 1 else list(function(*given))
+
+    def run(*given: Tensor) -> Any:
+        key = (torch.get_num_threads(), *[(value.shape, value.stride(), value.dtype) for value in given])
+        if key not in runs:
+            with _disable_current_modes():  # those of whoever traces a step
+                runs[key], _ = compile_graph(make_fx(listed)(*given), list(given))
+        got = runs[key](*given)
+        return got[0] if outputs == 1 else tuple(got)
+
+    names = ", ".join(f"Tensor x{k}" for k in range(inputs))
+    torch.library.define(f"coterie::{name}", f"({names}) -> ({', '.join(['Tensor'] * outputs)})")
+    torch.library.impl(f"coterie::{name}", "CPU", run)
+    torch.library.register_fake(f"coterie::{name}", function)
+    return getattr(torch.ops.coterie, name).default  # type: ignore[no-any-return]
