@@ -14,6 +14,7 @@ safetensors layout, and mapped into memory. Pages are given back as soon as they
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import json
 import mmap
@@ -39,6 +40,7 @@ from coterie.tree import Params, Tree
 T = TypeVar("T")
 SMALL = 64 * 2**20  # bytes of rows that are not worth paging
 SPARSE = 4  # a segment is merged when less than one in so many of its rows count
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for them
 FIRST = -1  # the number of the segment that all clients begin with
 
 
@@ -229,6 +231,19 @@ def unflatten(flat: Params, ids: Tensor | slice, like: Tree) -> Tree:
         return part.reshape(len(part), *leaf.shape).to(leaf.device)
 
     return tree.map(part, like)
+
+
+@functools.cache
+def keep_memory() -> None:
+    """From now on, what a round frees is there for the next one.
+
+    By default, glibc gives every piece of some size back to the system at once, and each round then begins with the
+    system clearing pages: a sixth of the time of a network with 80,000 parameters and 20 clients. `_trim` still gives
+    back.
+    """
+    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(MMAP_THRESHOLD, 32 * 2**20)  # larger ones are still on their own
+        libc.mallopt(TRIM_THRESHOLD, 128 * 2**20)
 
 
 def _trim() -> None:

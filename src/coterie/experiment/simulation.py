@@ -19,7 +19,7 @@ from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.device import on
 from coterie.engine import Central, Engine, Place, in_order
-from coterie.engine.engine import one_thread
+from coterie.engine.engine import one_thread, threads_for
 from coterie.engine.team import Rows
 from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
@@ -79,6 +79,7 @@ class Simulation:
         place: Place | None = None,
         store: Store | None = None,
     ) -> Simulation:
+        paged.keep_memory()
         params = tree.map(lambda leaf: leaf.to(federation.x.device), task.init() if params is None else params)
         size = len(federation.names)
         place = place or Central()
@@ -108,17 +109,18 @@ class Simulation:
         ids = self.sample(round)
         down, rows_of = self._work(round, ids)
         results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
-        clients, ups, info = in_order(results, ids)
-        self._check(round, ids, ups, info)
-        at = self._at(ids)
-        heard, said = at, ups
-        if self.heard is not None:
-            those = self._smallest(ids, self.heard, "hearing", round)
-            heard, said = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
-        with on(self.federation.x.device):
+        # A second thread, once woken, keeps a worker's core busy for milliseconds: for little work, there is none.
+        with threads_for(tuple(rows for _, rows in results)), on(self.federation.x.device):
+            clients, ups, info = in_order(results, ids)
+            self._check(round, ids, ups, info)
+            at = self._at(ids)
+            heard, said = at, ups
+            if self.heard is not None:
+                those = self._smallest(ids, self.heard, "hearing", round)
+                heard, said = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
             server = self.place.aggregate(self.method, self.state.server, heard, said)
             server_info = self.place.info(self.method, server)
-        self.state = State(server, paged.put(self.state.clients, at, clients))
+            self.state = State(server, paged.put(self.state.clients, at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     @timed("evaluate")
