@@ -166,6 +166,11 @@ def rows(tree: T, ids: Tensor | int | slice) -> T:
     return map(lambda leaf: leaf[ids], tree)
 
 
+def repeated(leaf: Tensor) -> bool:
+    """Whether all its rows are one, as `broadcast` makes them."""
+    return leaf.ndim > 0 and len(leaf) > 1 and leaf.stride(0) == 0
+
+
 def put(tree: T, ids: Tensor, new: T) -> T:
     """`tree` with its rows `ids` replaced by `new`; `new` itself, where these are all of them in their order."""
     everyone = not ids.is_meta and bool((ids == torch.arange(len(ids), device=ids.device)).all())

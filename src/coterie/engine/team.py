@@ -49,11 +49,17 @@ class Arena:
         self._map: mmap.mmap | None = None
 
     def write(self, about: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Rows that are all the same are written once."""
+        shapes = [list(value.shape) for value in tensors]
+        tensors = [value[0] if tree.repeated(value) else value for value in tensors]
         places, at = [], 0
         for value in tensors:
             places.append(at)
             at += -(-value.numel() * value.element_size() // _ALIGN) * _ALIGN
-        layout = [[str(v.dtype).removeprefix("torch."), list(v.shape), p] for v, p in zip(tensors, places, strict=True)]
+        layout = [
+            [str(value.dtype).removeprefix("torch."), list(value.shape), place, shape]
+            for value, place, shape in zip(tensors, places, shapes, strict=True)
+        ]
         header = json.dumps({**about, "tensors": layout}).encode()
         body = -(-(_LENGTH.size + len(header)) // _ALIGN) * _ALIGN
         memory = self._mapped(body + at)
@@ -68,7 +74,10 @@ class Arena:
         (length,) = _LENGTH.unpack(memory[: _LENGTH.size])
         about = json.loads(memory[_LENGTH.size : _LENGTH.size + length])
         body = -(-(_LENGTH.size + length) // _ALIGN) * _ALIGN
-        return about, [_tensor(memory, getattr(torch, kind), shape, body + at) for kind, shape, at in about["tensors"]]
+        return about, [
+            _tensor(memory, getattr(torch, kind), stored, body + at).expand(shape)
+            for kind, stored, at, shape in about["tensors"]
+        ]
 
     def _mapped(self, size: int) -> mmap.mmap:
         there = os.fstat(self._file).st_size

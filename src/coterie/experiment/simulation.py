@@ -316,7 +316,9 @@ class Simulation:
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
             at = self._at([place[i] for i in group])
-            return paged.take(self.state.clients, self._at(group)), tree.rows(down, at)
+            # One model for all is not copied for each.
+            sent = tree.map(lambda leaf: leaf[: len(at)] if tree.repeated(leaf) else leaf[at], down)
+            return paged.take(self.state.clients, self._at(group)), sent
 
         return rows_of
 

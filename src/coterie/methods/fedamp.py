@@ -86,7 +86,7 @@ class FedAMP(Method[Server, Params, Params, Params]):
         return send(server, ids)
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
-        return send(server, ids) if self.neighbours == "all" else {}  # of many, none is sent what it does not use
+        return {}  # a view is the client's own model: nothing is sent for it
 
     def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Params, Info]:
         w, loss = train(task, self.optimizer, client, batches, quadratic, (down, torch.tensor(self._pull)))

@@ -71,7 +71,7 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
         return send(server, ids)
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
-        return send(server, ids) if self.neighbours == "all" else {}  # of many, none is sent what it does not use
+        return {}  # a view is the client's own model: nothing is sent for it
 
     def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Params, Info]:
         pull = math.sqrt(self.total_rounds) if isinstance(self.pull, str) else self.pull
