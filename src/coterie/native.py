@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.machine_code import FOLDER, cache_folder
 from coterie.products import Descent
 
 FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
@@ -149,10 +151,24 @@ class Native:
                 base[place] = there[leaf].data_ptr()
             table[turn::2, :known] += base[self.owner] + self.offset
         self.ops[:READS, LENGTH] = [len(part) for part in pool]
-        wrong = library()(self.ops.ctypes.data, len(self.ops), table.ctypes.data, self.width, number)
-        if wrong:
-            raise RuntimeError(wrong.decode())
+        _run(self.ops, len(self.ops), table, self.width, number)
         return (spare, carry) if number % 2 else (carry, spare)
+
+
+def layer(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T, [rows, outputs]: each number of it is rounded alike, whatever the other rows are. Float32, contiguous."""
+    out = x.new_empty(len(x), len(weight))
+    size = (1, *out.shape, x.shape[1], 0, 0)
+    op = np.array([PRODUCT, 0, 0, 3, *size, 0, *x.stride(), 0, 1, weight.stride(0), 0, *out.stride()], np.int64)
+    table = np.array([value.data_ptr() for value in (x, weight, out)], np.int64)
+    _run(op, 1, table, 3, 1)
+    return out
+
+
+def _run(ops: NDArray[np.int64], number: int, table: NDArray[np.int64], columns: int, steps: int) -> None:
+    wrong = library()(ops.ctypes.data, number, table.ctypes.data, columns, steps)
+    if wrong:
+        raise RuntimeError(wrong.decode())
 
 
 def repeatable(graph: torch.fx.GraphModule) -> bool:
@@ -227,8 +243,19 @@ def _replayed(call: Any, watch: Watch) -> Callable[[list[Tensor]], Sequence[Tens
 
 
 @functools.cache
+def available() -> bool:
+    """Whether there is a compiler for native.cpp."""
+    try:
+        library()
+    except Exception:  # whatever TorchInductor raises
+        return False
+    return True
+
+
+@functools.cache
 def library() -> Any:
     """The function `run` of native.cpp, compiled once a machine."""
+    os.environ.setdefault(FOLDER, str(cache_folder()))
     from torch._inductor.codecache import CppCodeCache  # not earlier: see `machine_code`
 
     source = (Path(__file__).parent / "native.cpp").read_text(encoding="utf-8")

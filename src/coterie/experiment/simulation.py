@@ -25,6 +25,7 @@ from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
 from coterie.experiment.examples import PARTS, Examples
+from coterie.heads import own_products
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
 from coterie.paged import Paged, Store
@@ -205,7 +206,8 @@ class Simulation:
                 views = [self._view(*row, batches) for row, batches in zip(rows, self._none, strict=True)]
                 if self._examples.little("P", functools.partial(self.method.predict, self.task, views[0])):
                     pairs = zip(views, self._examples.x, strict=True)
-                    return torch.cat([self.method.predict(self.task, view, x) for view, x in pairs])
+                    with own_products(engine.compiled):
+                        return torch.cat([self.method.predict(self.task, view, x) for view, x in pairs])
         return self._examples.laid(self._own_results(round, engine, self._everyone))
 
     def _shared_outputs(self, round: int, engine: Engine, shared: Params) -> Tensor:
@@ -214,7 +216,8 @@ class Simulation:
             with on(self.federation.x.device):
                 if self._examples.little("G", functools.partial(self.task.logits, tree.rows(shared, 0))):
                     pairs = enumerate(self._examples.x)
-                    return torch.cat([self.task.logits(tree.rows(shared, i), x) for i, x in pairs])
+                    with own_products(engine.compiled):
+                        return torch.cat([self.task.logits(tree.rows(shared, i), x) for i, x in pairs])
         return self._examples.laid(self._shared_results(round, engine, shared, self._everyone))
 
     def _own_results(self, round: int, engine: Engine, ids: list[int], pool: Index | None = None) -> Any:
