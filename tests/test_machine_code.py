@@ -74,6 +74,7 @@ def test_compiling_is_expected_to_take_what_it_took(tmp_path: Path, monkeypatch:
     (tmp_path / "precompiled_headers").mkdir()
     (tmp_path / "precompiled_headers" / "header.h.gch").write_text("")
     assert compiling_takes() == machine_code.TAKES
+    assert compiling_takes(convolves=True) == machine_code.CONVOLUTIONS
     found = machine_code.LEAST  # on disk, in less time than the next one may take
     for taken, expected in (([30.0], machine_code.TAKES), ([2.0], 2.0), ([2.0, 30.0], 30.0), ([2.0, 0.3], found)):
         monkeypatch.setattr(machine_code, "_taken", taken)

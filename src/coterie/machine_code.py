@@ -28,16 +28,17 @@ FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 HEADERS = "precompiled_headers"
 TAKES = 4.0  # seconds, about, of a step that is not in the cache: 2 to 6 were seen, and 20 of one with seven gradients
 LEAST = 2.0  # what took less was found in the cache
+CONVOLUTIONS = 15.0  # the same of a step with convolutions, some of which are compiled apart
 COLD = 5.0  # more, where no header was ever compiled
 _taken: list[float] = []  # seconds, in this process
 
 
-def compiling_takes() -> float:
+def compiling_takes(convolves: bool = False) -> float:
     """Seconds that compiling a step may take: what the last one took here; the first starts the compiler, too."""
     if len(_taken) > 1:
         return max(LEAST, _taken[-1])
     cold = not _taken and not any((cache_folder() / HEADERS).glob("*.gch"))
-    return min([TAKES, *_taken]) + COLD * cold
+    return min([CONVOLUTIONS if convolves else TAKES, *_taken]) + COLD * cold
 
 
 def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> tuple[Callable[..., list[Tensor]], Any]:

@@ -74,6 +74,7 @@ class Task:
         if not self.trainable:
             raise ValueError("the model has no trainable parameter")
         self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
+        self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
         self.head_module = _find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
         self._structure = (kind, num_classes, head, self._example_losses, decode, bf16, _structure(self._train))

@@ -220,7 +220,7 @@ def test_auto_measures_both_and_does_not_compile_for_little_work():
 
 def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
     module = sys.modules["coterie.engine.choose"]  # its function has the same name
-    monkeypatch.setattr(module, "compiling_takes", lambda: float("inf"))
+    monkeypatch.setattr(module, "compiling_takes", lambda _: float("inf"))
     looks = []
     monkeypatch.setattr(module, "fan_out", lambda jobs, _: looks.append(1) or [jobs[0]()])
     for hopeless, number in ((float("inf"), 2), (0.0, 0)):
@@ -232,7 +232,7 @@ def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
 
 def test_auto_shares_out_rounds_that_are_long_enough(monkeypatch):
     module = sys.modules["coterie.engine.choose"]
-    monkeypatch.setattr(module, "compiling_takes", lambda: float("inf"))
+    monkeypatch.setattr(module, "compiling_takes", lambda _: float("inf"))
     monkeypatch.setattr(module, "cores", lambda: 2)
     workers = [pick(simulation(), client_steps=steps, chunk=3, workers=None).engine.workers for steps in (1, 10**6)]
     assert workers == [1, 2]

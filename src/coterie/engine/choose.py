@@ -58,10 +58,11 @@ def choose(
     workers: int | None,
     kinds: tuple[str, ...] = ("loop", "stacked"),
     compiled: bool | None = None,
+    convolves: bool = False,
 ) -> Choice:
     """Pick an engine for `client_steps` steps of training in all. `workers` and `compiled` are fixed if given.
 
-    `lanes` are those of steps that are not compiled, and of those that are.
+    `lanes` are those of steps that are not compiled, and of those that are. What `convolves` takes longer to compile.
     """
     processes = workers or (cores() if can_fork() else 1)
     shapes: dict[str, dict[str, Any]] = {"loop": {"chunk": 1}, "stacked": {"chunk": chunk, "lanes": lanes[0]}}
@@ -141,7 +142,7 @@ def choose(
         pays = compiled
         if compiled is None and kind in times:
             # What the fastest one so far would take, less what this one would if it were compiled.
-            pays = min(map(seconds, times)) - (1 - saves) * seconds(kind) > compiling_takes()
+            pays = min(map(seconds, times)) - (1 - saves) * seconds(kind) > compiling_takes(convolves)
         if pays:
             before = refusals()
             measure(f"{kind}, compiled", candidates[f"{kind}, compiled"])

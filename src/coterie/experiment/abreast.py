@@ -129,8 +129,8 @@ class Seat:
         self._thread.start()
 
     def engine(self, begun: Begin) -> Engine:
-        self._ask(begun)
-        return cast(Engine, self)  # of an engine, a simulation uses `map`
+        self.compiled = cast(Engine, self._ask(begun)).compiled
+        return cast(Engine, self)  # of an engine, a simulation uses `map`, and whether it compiles
 
     def map(
         self,
@@ -278,7 +278,7 @@ class Joint:
         begun = [each for each in asked if isinstance(each, Begin)]
         if begun:  # then all of them: it is what a run asks first
             self.engine = pick_engine(begun, lambda: self._union(dict(enumerate(each.probe() for each in begun))), say)
-            return answers
+            return [self.engine] * len(asked)
         works = {k: each for k, each in enumerate(asked) if isinstance(each, Work)}
         for purpose in dict.fromkeys(work.purpose for work in works.values()):
             alike = {k: work for k, work in works.items() if work.purpose == purpose}

@@ -78,6 +78,7 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
             workers=config.workers,
             kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
             compiled=config.compile,
+            convolves=setup.task.convolves,
         )
     else:
         choice = Choice(Engine(config.engine, config.compile, chunk, config.workers, lanes[config.compile]), {})
