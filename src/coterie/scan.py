@@ -329,7 +329,7 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph, descents = _trace(program, example), tuple[Descent, ...]()
                 if example[0].device.type == "cpu":
-                    graph, descents = faster_products(graph, program.num_carry, layers=not repeatable(graph))
+                    graph, descents = faster_products(graph, program.num_carry)
                 run, code = compile_graph(graph, example)
                 run(*(value.clone() for value in example))  # of which it may change some
                 step = _compiled[place] = _Compiled(run, descents, program.num_carry)
