@@ -152,6 +152,21 @@ def test_a_carry_that_changes_places_is_called() -> None:
         torch.testing.assert_close(scan.scan(step, start, (), alone), expected)
 
 
+def test_what_is_no_kernel_is_called() -> None:
+    """A sort is PyTorch's own: the step is compiled all the same."""
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        return carry + batch.x.sort(0).values[0].sum()
+
+    data = batches(4, 5)
+    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
+    expected = scan.scan(step, torch.zeros(()), (), alone)
+    with compiling():
+        torch.testing.assert_close(scan.scan(step, torch.zeros(()), (), alone), expected)
+    assert natives() == [None]
+    assert scan.refusals() == 0
+
+
 def test_what_goes_wrong_in_a_kernel_is_raised() -> None:
     """A label that is no class: C++ must not end the process."""
     torch.manual_seed(0)

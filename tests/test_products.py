@@ -98,32 +98,16 @@ def test_a_factor_that_is_itself_carried_is_not_changed_first() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize(("rows", "intel", "first"), [(10, True, "weight"), (10, False, "x"), (90, True, "x")])
-def test_weights_come_first_on_intel_where_the_minibatch_is_small(
-    rows: int, intel: bool, first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("coterie.products.intel", lambda: intel)
+def test_numbers_are_divided_by_multiplying() -> None:
+    def step(x: Tensor, y: Tensor, whole: Tensor) -> list[Tensor]:
+        return [x / 255, x / y, whole / 3, x / 0.0]
 
-    def layer(weight: Tensor, x: Tensor) -> list[Tensor]:
-        return [torch.bmm(x, weight.transpose(1, 2))]
-
-    weight, x = torch.randn(2, 100, 256), torch.randn(2, rows, 256)
-    graph, descents = faster_products(make_fx(layer)(weight, x), 0)
-    inputs = {node.name: name for node, name in zip(graph.graph.nodes, ("weight", "x"), strict=False)}
-    (product,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.bmm.default)
-    assert inputs[product.args[0].name] == first
-    assert not descents
-    torch.testing.assert_close(graph(weight, x)[0], layer(weight, x)[0], rtol=1e-5, atol=1e-4)
-
-
-def test_a_narrow_layer_is_no_library_call() -> None:
-    def layer(weight: Tensor, x: Tensor) -> list[Tensor]:
-        return [torch.bmm(x, weight.transpose(1, 2))]
-
-    weight, x = torch.randn(2, 10, 256), torch.randn(2, 12, 256)
-    graph, _ = faster_products(make_fx(layer)(weight, x), 0)
-    assert all(node.target is not torch.ops.aten.bmm.default for node in graph.graph.nodes)
-    torch.testing.assert_close(graph(weight, x)[0], layer(weight, x)[0], rtol=1e-5, atol=1e-4)
+    given = torch.tensor([1.0, 254.0]), torch.tensor([3.0, 7.0]), torch.tensor([2, 5])
+    graph, _ = faster_products(make_fx(step)(*given), 0)
+    divisions = [node for node in graph.graph.nodes if node.target is torch.ops.aten.div.Tensor]
+    assert len(divisions) == 3  # by a tensor, of whole numbers, and by nothing
+    for ours, theirs in zip(graph(*given), step(*given), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-7, atol=0)
 
 
 def test_a_penalised_step_is_taken_in_place() -> None:

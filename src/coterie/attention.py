@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie import paged, tree
 from coterie.method import Newcomer
-from coterie.products import intel
+from coterie.processor import intel
 from coterie.tree import Params
 
 NEAR_BYTES = 2**20  # of parameters in float64 at once: what a core's own cache holds

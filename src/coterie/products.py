@@ -1,22 +1,16 @@
-"""Matrix products in the forms that a processor is fast at, used where steps are compiled.
-
-A linear layer computes x W^T with few rows in x (a minibatch). Where W has few rows too (a classifier), a library call
-costs more than the product: as a sum of elementwise products it is compiled into the step. Where W is large, MKL on
-Intel's processors takes a third of the time for (W x^T)^T with x^T laid out anew, which costs a tenth of what it saves;
-on AMD's it takes four times as long, so there the product stays as it is. (The processor's maker decides and not a
-measurement, so that a run that is resumed has the same bits.)
+"""A step's arithmetic in the forms that a processor is fast at, used where steps are compiled on a CPU.
 
 A step of gradient descent, W - lr (d^T x + r), is done in place: W - lr r, if there is an r, by the compiled part, then
 - lr d^T x. The product alone and then the difference would write and read a second matrix as large as W.
+
+A division by a number is a multiplication by its reciprocal, which is rounded once more. To divide bytes by 255 took a
+quarter of a step of softmax regression.
 """
 
 from __future__ import annotations
 
-import functools
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,10 +18,6 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
-# Bounds of what was tried (20 x 784 x 100 and like it), not measured break-even points.
-LONG = 128  # features that are summed over, at least
-ROWS = 64  # examples, at most
-NARROW = 16  # outputs of a layer and examples, at most, whose product is compiled into the step
 LARGE = 4_096  # numbers in a client's matrix, at least: for a small one, one more operation costs more than it saves
 
 
@@ -47,53 +37,16 @@ class Descent:
         return leaf.baddbmm_(first, second) if leaf.ndim == 3 else leaf.addmm_(first, second)
 
 
-def faster_products(graph: GraphModule, num_carry: int, layers: bool = True) -> tuple[GraphModule, tuple[Descent, ...]]:
-    """The same step with its products (`layers`: those of layers, too) rewritten, and what is left to add in place."""
-    for node in list(graph.graph.nodes) if layers else ():
-        if node.target is aten.bmm.default:
-            _layer(graph.graph, node)
+def faster_products(graph: GraphModule, num_carry: int) -> tuple[GraphModule, tuple[Descent, ...]]:
+    """The same step with its arithmetic rewritten, and what is left to add in place."""
+    for node in graph.graph.nodes:
+        divides = node.target is aten.div.Tensor and isinstance(node.args[1], int | float) and node.args[1]
+        if divides and node.args[0].meta["val"].is_floating_point():
+            node.target, node.args = aten.mul.Tensor, (node.args[0], 1.0 / node.args[1])
     descents = _descents(graph.graph, num_carry)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, descents
-
-
-def _layer(graph: Graph, node: Node) -> None:
-    """x W^T as a sum that is compiled, or as (W x^T)^T."""
-    x, second = (_behind(each) for each in node.args)
-    turned = _turned(second)
-    if turned is None or not (weight := _behind(turned)).meta["val"].is_contiguous():
-        return
-    (_, rows, long), wide = x.meta["val"].shape, weight.meta["val"].shape[1]
-    if long < LONG or rows > ROWS:
-        return
-    from torch._inductor.inductor_prims import force_stride_order  # not earlier: see `machine_code`
-
-    with graph.inserting_before(node):
-        if max(wide, rows) <= NARROW:
-            left, right = (graph.call_function(aten.unsqueeze.default, at) for at in ((x, 2), (weight, 1)))
-            terms = graph.call_function(aten.mul.Tensor, (left, right))
-            back = graph.call_function(aten.sum.dim_IntList, (terms, [3]))
-        elif wide > rows and intel():
-            across = graph.call_function(aten.transpose.int, (x, 1, 2))
-            # `clone` and `contiguous` leave the layout to the compiler, which would keep that of x
-            laid = graph.call_function(force_stride_order, (across, (long * rows, rows, 1)))
-            product = graph.call_function(aten.bmm.default, (weight, laid))
-            back = graph.call_function(aten.transpose.int, (product, 1, 2))
-            back = graph.call_function(force_stride_order, (back, (rows * wide, wide, 1)))
-        else:
-            return
-    back.meta = dict(node.meta)
-    node.replace_all_uses_with(back)
-
-
-@functools.cache
-def intel() -> bool:
-    """Whether Intel made this processor, for which MKL has other code than for all others."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return "Intel" in platform.processor()
 
 
 def _descents(graph: Graph, num_carry: int) -> tuple[Descent, ...]:

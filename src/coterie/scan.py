@@ -36,7 +36,7 @@ from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
-from coterie.native import Native, NotNative, captured, repeatable
+from coterie.native import Native, captured, repeatable
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -329,19 +329,25 @@ def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph, descents = _trace(program, example), tuple[Descent, ...]()
                 if example[0].device.type == "cpu":
-                    graph, descents = faster_products(graph, program.num_carry, layers=not repeatable(graph))
+                    graph, descents = faster_products(graph, program.num_carry)
                 run, code = compile_graph(graph, example)
                 run(*(value.clone() for value in example))  # of which it may change some
-                step = _compiled[place] = _Compiled(run, descents, program.num_carry)
-                if repeatable(graph):
-                    native = captured(code, example, program.num_carry, descents)
-                    _compiled[place] = replace(step, native=native)
-        except NotNative as why:
-            log.info("this step is called from Python: %s", why)
+                native = _native(graph, code, example, program.num_carry, descents)
+            _compiled[place] = _Compiled(run, descents, program.num_carry, native)
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])
             _compiled[place] = None
     return _compiled[place]
+
+
+def _native(
+    graph: torch.fx.GraphModule, code: Any, example: list[Tensor], num_carry: int, descents: tuple[Descent, ...]
+) -> Native | None:
+    try:
+        return captured(code, example, num_carry, descents) if repeatable(graph) else None
+    except Exception as why:  # it does what cannot be repeated, or TorchInductor's code is not as it is known
+        log.info("this step is called from Python: %s", str(why).splitlines()[:1])
+        return None
 
 
 def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:

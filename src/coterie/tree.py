@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from coterie.products import intel
+from coterie.processor import intel
 
 Tree = Any
 Params = dict[str, Tensor]
