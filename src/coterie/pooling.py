@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.layout import first, laid_out, last
+
 aten = torch.ops.aten
 VECTOR = 16  # channels, at least
 
@@ -37,7 +39,7 @@ def max_pool2d(
     place = _place(values).to(torch.int64)
     high, wide = (torch.arange(size, device=x.device) for size in best.shape[1:3])
     row, column = (high * rows)[:, None, None] + place // columns, (wide * columns)[:, None] + place % columns
-    return _first(_laid_out(best)), _first(row * x.shape[3] + column)
+    return first(laid_out(best)), first(row * x.shape[3] + column)
 
 
 def max_pool2d_backward(
@@ -55,11 +57,11 @@ def max_pool2d_backward(
         return NotImplemented
     rows, columns = kernel[0], kernel[-1]
     # Written down once a window: the compiler would otherwise find it again for every input.
-    place = _laid_out(_place(_windows(x, rows, columns)))
+    place = laid_out(_place(_windows(x, rows, columns)))
     own = torch.arange(rows * columns, dtype=place.dtype, device=x.device).view(rows, 1, columns, 1)
     chosen = place[:, :, None, :, None] == own
-    spread = torch.where(chosen, _laid_out(_last(grad))[:, :, None, :, None], 0.0)
-    return _first(spread.reshape(_last(x).shape))
+    spread = torch.where(chosen, laid_out(last(grad))[:, :, None, :, None], 0.0)
+    return first(spread.reshape(last(x).shape))
 
 
 DECOMPOSITIONS: dict[torch._ops.OpOverload[..., Any], Callable[..., Any]] = {
@@ -79,7 +81,7 @@ def _plain(
 
 def _windows(x: Tensor, rows: int, columns: int) -> list[Tensor]:
     """The values at each place of the windows, [batch, high, wide, channels] each."""
-    return [_last(x)[:, row::rows, column::columns] for row in range(rows) for column in range(columns)]
+    return [last(x)[:, row::rows, column::columns] for row in range(rows) for column in range(columns)]
 
 
 def _place(values: list[Tensor]) -> Tensor:
@@ -89,19 +91,3 @@ def _place(values: list[Tensor]) -> Tensor:
         better = (value > best) | (value != value)
         best, place = torch.where(better, value, best), torch.where(better, float(at), place)
     return place
-
-
-def _laid_out(value: Tensor) -> Tensor:
-    from torch._inductor.inductor_prims import force_stride_order  # not earlier: see `machine_code`
-
-    return force_stride_order(value, torch.empty(value.shape, device="meta").stride())  # type: ignore[no-any-return]
-
-
-def _last(value: Tensor) -> Tensor:
-    """Channels last."""
-    return value.permute(0, 2, 3, 1)
-
-
-def _first(value: Tensor) -> Tensor:
-    """Channels first."""
-    return value.permute(0, 3, 1, 2)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from coterie.apart import apart
+from coterie.layout import first, laid_out, last
 
 aten = torch.ops.aten
 KERNEL = 5  # r
@@ -157,9 +158,9 @@ def _terms(row: Sequence[float], parts: Sequence[Tensor]) -> list[Tensor]:
 def points(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """B^T d B of every tile, [n, n, batch, tiles, tiles, channels in], and G g G^T, [n, n, in, out]."""
     _, g, b = matrices()
-    rows = torch.stack(_mixed(b, [_every(_last(x), 1, k) for k in range(len(b))]))  # [n, batch, tiles, wide, channels]
+    rows = torch.stack(_mixed(b, [_every(last(x), 1, k) for k in range(len(b))]))  # [n, batch, tiles, wide, channels]
     inputs = torch.stack(_mixed(b, [_every(rows, 3, k) for k in range(len(b))]), 1)
-    rows = torch.stack(_mixed(g, _laid_out(weight.permute(2, 3, 1, 0)).unbind(0)))  # [n, r, in, out]
+    rows = torch.stack(_mixed(g, laid_out(weight.permute(2, 3, 1, 0)).unbind(0)))  # [n, r, in, out]
     return inputs, torch.stack(_mixed(g, rows.unbind(1)), 1)
 
 
@@ -169,14 +170,14 @@ def products(inputs: Tensor, weights: Tensor) -> Tensor:
     out = torch.bmm(_matrices(inputs), _matrices(weights)).view(*inputs.shape[:-1], -1)
     rows = torch.stack(_mixed(a, out.unbind(1)), 4)  # [n, batch, tiles, tiles, m, channels]
     both = torch.stack(_mixed(a, rows.unbind(0)), 2)  # [batch, tiles, m, tiles, m, channels]
-    return _first(both.flatten(3, 4).flatten(1, 2))
+    return first(both.flatten(3, 4).flatten(1, 2))
 
 
 def gradients(grad: Tensor, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """At x and at the weights: the adjoints of `products` and of `points`."""
     a, g, b = map(_turned, matrices())
-    size, high, wide, channels = _last(grad).shape
-    tiles = _last(grad).view(size, high // TILE, TILE, wide // TILE, TILE, channels)
+    size, high, wide, channels = last(grad).shape
+    tiles = last(grad).view(size, high // TILE, TILE, wide // TILE, TILE, channels)
     rows = torch.stack(_mixed(a, tiles.unbind(2)))  # [n, batch, tiles, tiles, m, channels]
     out = _matrices(torch.stack(_mixed(a, rows.unbind(4)), 1))
     x = torch.bmm(out, _matrices(weights).transpose(1, 2)).view(inputs.shape)
@@ -184,8 +185,8 @@ def gradients(grad: Tensor, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Te
     weight = torch.bmm(_matrices(inputs).transpose(1, 2), out).view(weights.shape)
     weight = torch.stack(_mixed(g, weight.unbind(1)), 1)  # [n, r, in, out]
     return (
-        _first(_overlapped(_mixed(b, x.unbind(0)), 1)),
-        _laid_out(torch.stack(_mixed(g, weight.unbind(0))).permute(3, 2, 0, 1)),
+        first(_overlapped(_mixed(b, x.unbind(0)), 1)),
+        laid_out(torch.stack(_mixed(g, weight.unbind(0))).permute(3, 2, 0, 1)),
     )
 
 
@@ -213,22 +214,6 @@ def _overlapped(parts: list[Tensor], axis: int) -> Tensor:
         middle = first.narrow(axis, 1, tiles - 1) + second.narrow(axis, 0, tiles - 1)
         places.append(torch.cat([first.narrow(axis, 0, 1), middle, second.narrow(axis, tiles - 1, 1)], axis))
     return torch.stack(places, axis + 1).flatten(axis, axis + 1)
-
-
-def _laid_out(value: Tensor) -> Tensor:
-    from torch._inductor.inductor_prims import force_stride_order  # not earlier: see `machine_code`
-
-    return force_stride_order(value, torch.empty(value.shape, device="meta").stride())  # type: ignore[no-any-return]
-
-
-def _last(value: Tensor) -> Tensor:
-    """Channels last."""
-    return value.permute(0, 2, 3, 1)
-
-
-def _first(value: Tensor) -> Tensor:
-    """Channels first."""
-    return value.permute(0, 3, 1, 2)
 
 
 @functools.cache
