@@ -3,8 +3,7 @@
 A step of gradient descent, W - lr (d^T x + r), is done in place: W - lr r, if there is an r, by the compiled part, then
 - lr d^T x. The product alone and then the difference would write and read a second matrix as large as W.
 
-A division by a number is a multiplication by its reciprocal, which is rounded once more. To divide bytes by 255 took a
-quarter of a step of softmax regression.
+A division by a number (of bytes by 255, say) is a multiplication by its reciprocal, which is rounded once more.
 """
 
 from __future__ import annotations
