@@ -16,7 +16,7 @@ def test_a_faster_head_says_the_same_and_users_get_a_plain_one(bias):
     x = torch.randn(heads.MANY, heads.LONG, generator=draw)
     for rows in (heads.MANY, 3):
         torch.testing.assert_close(task.logits(task.init(), x[:rows]), module(x[:rows]), rtol=1e-5, atol=1e-6)
-        with heads.own_products(True):
+        with native.own_products(True):
             own = task.logits(task.init(), x[:rows])
         torch.testing.assert_close(own, module(x[:rows]), rtol=1e-5, atol=1e-6)
     two = {name: torch.stack([value, -value]) for name, value in task.init().items()}
@@ -30,6 +30,6 @@ def test_our_own_product_rounds_a_row_alike_in_any_company():
     draw = torch.Generator().manual_seed(0)
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(300, 10)), num_classes=10)
     x = torch.randn(150, 300, generator=draw)
-    with heads.own_products(True):
+    with native.own_products(True):
         whole, part = task.logits(task.init(), x), task.logits(task.init(), x[37:137])
     assert torch.equal(whole[37:137], part)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from coterie import paged, tree
+from coterie import native, paged, tree
 from coterie.method import Newcomer
 from coterie.processor import intel
 from coterie.tree import Params
@@ -22,6 +22,7 @@ WIDE = 1024  # but no piece has fewer parameters, since for each the whole matri
 BLOCKS = 16  # of rows; the products of a block with those before it are known by symmetry
 ROWS = 8  # a multiple of what was seen to round alike: 2 on Intel's processors, 4 on AMD's
 COLUMNS = 16  # at least, and even: of 5 to 11, or of an odd number in float64, rows round by turns on AMD's
+FEW = 32  # rows, at most, that our own products mix: these read all rows side by side
 MANY = 128  # rows, at least, that are laid out anew for a product: of few, that costs more than it saves
 LANES, LANE = 8, 256  # at once, a core one of them; of 1,000 rows, so many parameters fill a core's own cache
 
@@ -76,6 +77,9 @@ def combine(xi: Tensor, rows: Params) -> Params:
 
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
+        if len(flat) <= FEW and native.own(flat):
+            own = native.mixed(xi.to(flat.dtype).contiguous(), flat.contiguous())
+            return own.reshape(len(xi), *leaf.shape[1:])
         long = flat.shape[1]
         spare = max(COLUMNS - long, long % 2)
         flat = torch.nn.functional.pad(flat, (0, spare)) if spare else flat
@@ -131,6 +135,9 @@ def _gram(rows: Params, centre: bool) -> Tensor:
     """sum over parameters of X X', exactly symmetric; nearly half of it is not computed but mirrored."""
     leaves = [leaf.reshape(len(leaf), -1) for leaf in rows.values()]
     size = len(leaves[0])
+    if size < MANY and native.own(*leaves):
+        total = native.gram([leaf.contiguous() for leaf in leaves], centre)
+        return total.triu() + total.triu(1).T
     width = min(max(NEAR_BYTES // (8 * size), WIDE), max(leaf.shape[1] for leaf in leaves))
     total = tree.wide(leaves[0].new_zeros(size, size))
     room = total.new_empty(size * width)  # for all pieces: memory that is new has to be mapped first

@@ -7,9 +7,6 @@ for 128 rows. Results agree to float tolerance.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -22,17 +19,6 @@ LONG = 256  # features that are summed over, at least
 MANY = 64  # examples, at least
 
 Module = TypeVar("Module", bound=nn.Module)
-_own: ContextVar[bool] = ContextVar("own", default=False)
-
-
-@contextlib.contextmanager
-def own_products(wanted: bool) -> Iterator[None]:
-    """Inside, of plain tensors (nothing is traced or lifted), by our own code, if there is a compiler for it."""
-    token = _own.set(wanted and native.available())
-    try:
-        yield
-    finally:
-        _own.reset(token)
 
 
 class FewOutputs(nn.Linear):
@@ -40,7 +26,7 @@ class FewOutputs(nn.Linear):
         if x.ndim != 2 or len(x) < MANY or not x.is_cpu:
             return super().forward(x)
         weight, bias, turned = self.weight, self.bias, x.t()
-        if _own.get() and {x.dtype, weight.dtype} == {torch.float32}:
+        if native.own(x, weight):
             own = native.layer(x.detach().contiguous(), weight.detach().contiguous())
             return own if bias is None else own.add_(bias)
         out = weight @ turned if bias is None else torch.addmm(bias[:, None], weight, turned)

@@ -13,12 +13,14 @@ A step that does anything else (a convolution, say) is not repeated but called, 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,11 @@ from coterie.products import Descent
 FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
 FIELDS = 19  # of an Op in native.cpp
 KERNEL, PRODUCT, READ = range(3)
+LINES = 4  # of gram.cpp
+SOURCES = ("native.cpp", "gram.cpp", "draws.cpp")
 KERNELS = re.compile(r"kernel\d*")  # names of TorchInductor's, and of `coterie.kernels`
 
+_own: ContextVar[bool] = ContextVar("own", default=False)
 Pool = tuple[Tensor, Tensor]  # x and y of all examples
 READS, LENGTH = 2, 6  # the first operations read x and y; which field of theirs is the length of the pool
 
@@ -161,8 +166,29 @@ def layer(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
+def mixed(weights: Tensor, rows: Tensor) -> Tensor:
+    """weights @ rows, [n, m] by [m, numbers]; rounded like `layer`. Float32, contiguous."""
+    out = rows.new_empty(len(weights), rows.shape[1])
+    size = (1, *out.shape, len(rows), 0, 1)
+    op = np.array([PRODUCT, 0, 0, 3, *size, 0, *weights.stride(), 0, *rows.stride(), 0, *out.stride()], np.int64)
+    table = np.array([value.data_ptr() for value in (weights, rows, out)], np.int64)
+    _run(op, 1, table, 3, 1)
+    return out
+
+
+def gram(leaves: Sequence[Tensor], centre: bool) -> Tensor:
+    """X X', [rows, rows] in float64, over all leaves [rows, numbers] of X; what is below the diagonal is not to be
+    read. With `centre`, of X less its mean over the rows. Float32, contiguous."""
+    size = len(leaves[0])
+    padded = -(-size // LINES) * LINES
+    total = np.zeros((padded, padded))
+    for leaf in leaves:
+        library().gram(leaf.data_ptr(), size, leaf.shape[1], padded, int(centre), total.ctypes.data)
+    return torch.from_numpy(total)[:size, :size]
+
+
 def _run(ops: NDArray[np.int64], number: int, table: NDArray[np.int64], columns: int, steps: int) -> None:
-    wrong = library()(ops.ctypes.data, number, table.ctypes.data, columns, steps)
+    wrong = library().run(ops.ctypes.data, number, table.ctypes.data, columns, steps)
     if wrong:
         raise RuntimeError(wrong.decode())
 
@@ -239,6 +265,22 @@ def _replayed(call: Any, watch: Watch) -> Callable[[list[Tensor]], Sequence[Tens
     return functools.partial(made, call.__self__)
 
 
+@contextlib.contextmanager
+def own_products(wanted: bool) -> Iterator[None]:
+    """Inside, products of plain tensors (nothing is traced, lifted or differentiated) may be by our own code, if there
+    is a compiler for it."""
+    token = _own.set(wanted and available())
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+def own(*values: Tensor) -> bool:
+    """Whether we are inside, and these are of the kind that our own code is for."""
+    return _own.get() and all(value.is_cpu and value.dtype == torch.float32 for value in values)
+
+
 @functools.cache
 def available() -> bool:
     """Whether there is a compiler for native.cpp."""
@@ -249,14 +291,23 @@ def available() -> bool:
     return True
 
 
+def loaded() -> bool:
+    """Whether our own code has been compiled, or read, in this process."""
+    return library.cache_info().currsize > 0
+
+
 @functools.cache
 def library() -> Any:
-    """The function `run` of native.cpp, compiled once a machine."""
+    """What is in `SOURCES`, compiled once a machine."""
     os.environ.setdefault(FOLDER, str(cache_folder()))
     from torch._inductor.codecache import CppCodeCache  # not earlier: see `machine_code`
 
-    source = (Path(__file__).parent / "native.cpp").read_text(encoding="utf-8")
-    run = CppCodeCache.load(source).run
-    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    run.restype = ctypes.c_char_p
-    return run
+    text = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in SOURCES)
+    found = CppCodeCache.load(text)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    found.run.argtypes = [pointer, number, pointer, number, number]
+    found.run.restype = ctypes.c_char_p
+    found.gram.argtypes = [pointer, number, number, number, number, pointer]
+    found.draw.argtypes = [number] * 5 + [pointer] * 6
+    found.gram.restype = found.draw.restype = None
+    return found

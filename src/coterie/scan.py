@@ -292,7 +292,7 @@ class _Lanes:
     def results(self, carry: list[Tensor]) -> list[Tensor]:
         lanes, clients = (torch.tensor(each, device=carry[0].device) for each in zip(*self.schedule.last, strict=True))
         for leaf, done in zip(carry, self._done, strict=True):
-            done[clients] = leaf[lanes]
+            tree.write_rows(done, clients, leaf.index_select(0, lanes))
         return self._done
 
 

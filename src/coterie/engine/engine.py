@@ -111,7 +111,7 @@ def in_order(results: list[tuple[list[int], T]], ids: Sequence[int]) -> T:
             return known[key]
         merged = chunks[0].new_empty((len(ids), *chunks[0].shape[1:]))
         for rows, chunk in zip(rows_of, chunks, strict=True):
-            merged.index_copy_(0, rows.to(chunk.device), chunk)
+            tree.write_rows(merged, rows, chunk)
         return known.setdefault(key, merged)
 
     return tree.map(gather, results[0][1], *(rows for _, rows in results[1:]))

@@ -25,9 +25,9 @@ from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
 from coterie.experiment.examples import PARTS, Examples
-from coterie.heads import own_products
 from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
+from coterie.native import own_products
 from coterie.paged import Paged, Store
 from coterie.spans import timed
 from coterie.task import Task
@@ -108,10 +108,12 @@ class Simulation:
     def train(self, round: int, engine: Engine) -> Round:
         """One round: dispatch, local updates, aggregate. The state is replaced only when all of it has worked."""
         ids = self.sample(round)
-        down, rows_of = self._work(round, ids)
+        with own_products(engine.compiled):
+            down, rows_of = self._work(round, ids)
         results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
         # A second thread, once woken, keeps a worker's core busy for milliseconds: for little work, there is none.
-        with threads_for(tuple(rows for _, rows in results)), on(self.federation.x.device):
+        little = threads_for(tuple(rows for _, rows in results))
+        with little, on(self.federation.x.device), own_products(engine.compiled):
             clients, ups, info = in_order(results, ids)
             self._check(round, ids, ups, info)
             at = self._at(ids)
@@ -320,7 +322,7 @@ class Simulation:
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
             at = self._at([place[i] for i in group])
             # One model for all is not copied for each.
-            sent = tree.map(lambda leaf: leaf[: len(at)] if tree.repeated(leaf) else leaf[at], down)
+            sent = tree.map(lambda leaf: leaf[: len(at)] if tree.repeated(leaf) else tree.rows(leaf, at), down)
             return paged.take(self.state.clients, self._at(group)), sent
 
         return rows_of

@@ -64,6 +64,8 @@ class Tracking:
 
     @timed("write")
     def round(self, record: dict[str, Any]) -> None:
+        if not self._trackers:
+            return
         values = dict(scalars(record, self._clients))
         for tracker in list(self._trackers):
             with _told(type(tracker).__name__) as trouble:
