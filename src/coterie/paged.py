@@ -103,7 +103,7 @@ class Store:
     def keep(self, segment: Segment) -> Segment:
         self._segments[next(self._number)] = segment
         held = [each for each in self._segments.values() if each.map is None]  # the oldest first
-        excess, paged = sum(each.nbytes for each in held) - self.memory, False
+        excess = sum(each.nbytes for each in held) - self.memory
         for each in held:
             if excess <= 0:
                 break
@@ -111,9 +111,6 @@ class Store:
                 self.folder.mkdir(parents=True, exist_ok=True)
             each.page_out(self.folder)
             excess -= each.nbytes
-            paged = True
-        if paged:
-            _trim()
         return segment
 
 
@@ -157,20 +154,20 @@ class Paged:
     def put(self, ids: Tensor, new: Tree) -> Paged:
         home, number = self.home.clone(), max(self.segments) + 1
         home[ids.cpu()] = _places(number, 0, len(ids))
-        used, counts = np.unique(home[:, 0].numpy(), return_counts=True)
-        count: dict[int, int] = dict(zip(used.tolist(), counts.tolist(), strict=True))
-        kept, flat = {FIRST: self.segments[FIRST]}, flatten(new)
-        for old, segment in self.segments.items():
-            if old == FIRST or not count.get(old):
-                continue
-            if count[old] * SPARSE >= segment.size:
-                kept[old] = segment
-                continue
-            moved = (home[:, 0] == old).nonzero().flatten()
-            rows = home[moved, 1]
-            home[moved] = _places(number, len(next(iter(flat.values()))), len(moved))
-            flat = {name: torch.cat([matrix, segment.flat[name][rows]]) for name, matrix in flat.items()}
+        found = np.unique(home[:, 0].numpy(), return_counts=True)
+        count: dict[int, int] = dict(zip(*(each.tolist() for each in found), strict=True))
+        used = {old: each for old, each in self.segments.items() if old == FIRST or old in count}
+        sparse = [old for old, each in used.items() if old != FIRST and count[old] * SPARSE < each.size]
+        moved = [(home[:, 0] == old).nonzero().flatten() for old in sparse]
+        flat, at = flatten(new, sum(map(len, moved))), len(ids)
+        for old, clients in zip(sparse, moved, strict=True):
+            segment, end = self.segments[old], at + len(clients)
+            for name, matrix in flat.items():
+                torch.index_select(segment.flat[name], 0, home[clients, 1], out=matrix[at:end])
             segment.release()
+            home[clients] = _places(number, at, len(clients))
+            at = end
+        kept = {old: each for old, each in used.items() if old not in sparse}
         return Paged(self.store, self.first, home, kept | {number: self.store.keep(Segment(flat))})
 
     def resized(self, size: int) -> Paged:
@@ -211,12 +208,17 @@ def walk(node: Tree, change: Callable[[str, Any], Any], path: str = "") -> Tree:
     return change(path, node)
 
 
-def flatten(rows: Tree) -> Params:
-    """The leaves of all rows side by side, those of one type together: {type: [rows, numbers]}."""
+def flatten(rows: Tree, more: int = 0) -> Params:
+    """The leaves of all rows side by side, those of one type together: {type: [rows + more, numbers]}."""
     groups: dict[str, list[Tensor]] = {}
     for leaf in tree.leaves(rows):
         groups.setdefault(str(leaf.dtype).removeprefix("torch."), []).append(leaf.detach().cpu().reshape(len(leaf), -1))
-    return {name: torch.cat(parts, 1) for name, parts in groups.items()}
+    flat = {}
+    for name, parts in groups.items():
+        size = len(parts[0])
+        flat[name] = _apart(size + more, sum(part.shape[1] for part in parts), parts[0].dtype)
+        torch.cat(parts, 1, out=flat[name][:size])
+    return flat
 
 
 def unflatten(flat: Params, ids: Tensor | slice, like: Tree) -> Tree:
@@ -238,22 +240,25 @@ def keep_memory() -> None:
     """From now on, what a round frees is there for the next one.
 
     By default, glibc gives every piece of some size back to the system at once, and each round then begins with the
-    system clearing pages: a sixth of the time of a network with 80,000 parameters and 20 clients. `_trim` still gives
-    back.
+    system clearing pages: a sixth of the time of a network with 80,000 parameters and 20 clients.
     """
     if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(MMAP_THRESHOLD, 32 * 2**20)  # larger ones are still on their own
         libc.mallopt(TRIM_THRESHOLD, 128 * 2**20)
 
 
-def _trim() -> None:
-    """Give the heap's holes back to the system.
+def _apart(rows: int, numbers: int, dtype: torch.dtype) -> Tensor:
+    """An empty matrix in memory of its own, which the system has back at once when it is dropped.
 
-    Rows that stay for some rounds lie among all that a round needs for a moment, and what is freed around them does not
-    fit what is asked for next: without this, the process would grow to a multiple of what it holds.
+    Rows stay for some rounds. On the heap they would lie among all that a round needs for a moment, and what is freed
+    around them does not fit what is asked for next: the process would grow to a multiple of what it holds, or the heap
+    had to be given back in every round and asked for again, which takes a quarter of a round.
     """
-    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
+    count = rows * numbers
+    if not count:
+        return torch.empty(rows, numbers, dtype=dtype, device="cpu")
+    memory = mmap.mmap(-1, count * dtype.itemsize, access=mmap.ACCESS_COPY)  # not shared with workers
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(rows, numbers)
 
 
 def _places(number: int, start: int, count: int) -> Tensor:
