@@ -20,7 +20,7 @@ from torch import Tensor
 from coterie import paged, tree
 from coterie.errors import CheckpointError
 from coterie.experiment import files
-from coterie.paged import FIRST, Paged, Segment
+from coterie.paged import FIRST, Filed, Paged, Segment
 from coterie.tree import Params, Tree
 
 Files = dict[str, dict[str, list[str]]]
@@ -78,21 +78,20 @@ def prune(folder: Path, kept: Iterable[Path]) -> None:
 def _written(folder: Path, segment: Segment) -> list[str]:
     if segment.file is None or segment.file.parent != folder or not segment.file.exists():
         building = folder / ".rows.safetensors"
-        segment.checksum = files.write_tensors(building, segment.flat)
+        segment.checksum = files.write_tensors(building, segment.rows.flat)
         segment.file = folder / f"rows-{segment.checksum[:32]}.safetensors"
         building.rename(segment.file)
-        segment.release()
     return [segment.file.name, segment.checksum]
 
 
 def _opened(folder: Path, about: dict[str, list[str]], home: Tensor, blank: Paged) -> Paged:
     segments = {FIRST: blank.segments[FIRST]}
-    form = {name: (matrix.dtype, matrix.shape[1]) for name, matrix in segments[FIRST].flat.items()}
+    form = {name: numbers for name, (_, numbers) in segments[FIRST].rows.form.items()}
     for number, (name, checksum) in about.items():
         path = folder / name
         files.check(path, checksum)
-        segment = Segment.mapped(path, checksum)
-        if {key: (matrix.dtype, matrix.shape[1]) for key, matrix in segment.flat.items()} != form:
+        segment = Segment(Filed(path), path, checksum)
+        if {key: numbers for key, (_, numbers) in segment.rows.form.items()} != form:
             raise ValueError(f"'{name}' has rows of another form")
         segments[int(number)] = segment
     numbers, rows = home.unbind(1)
