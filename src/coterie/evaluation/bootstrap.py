@@ -7,7 +7,7 @@ products of a matrix of weights [resamples, examples] with what is known of each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from coterie.evaluation.predictions import Predictions
 from coterie.task import Task
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Statistic = Callable[[Array], Array]  # weights [resamples, examples] -> [resamples]
 CELLS = 2**22  # of the matrix of weights at once
 FEW = 128  # examples of a class: fewer are counted sooner by a product than by sums along all others
@@ -89,34 +90,32 @@ def _mean_ratio(above: Array, below: Array) -> Array:
 
 
 def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], truth: Array) -> Statistic:
-    """`scores` [labels, classes] are lower the likelier the class is."""
+    """`scores` s [labels, classes] are lower the likelier the class is: of class c, with weights w,
+
+        1 - sum_{i in c, j not in c} w_i w_j ([s_jc < s_ic] + [s_jc <= s_ic]) / 2 sum_{i in c, j not in c} w_i w_j.
+
+    The sums are of whole numbers, at most labels^2 / 2, and exact.
+    """
     classes = np.flatnonzero((truth.sum(0) > 0) & (truth.sum(0) < truth.sum()))
     classes = classes[classes == 1] if scores.shape[1] == 2 else classes
+    whole = np.float32 if len(labels) ** 2 / 2 <= 2**24 else np.float64
+    each = len(labels) // len(truth)  # labels an example
     curves = []
     for label in classes:
         of_class = labels == label
-        rest = index[~of_class][np.argsort(scores[~of_class, label])]
-        places = [np.searchsorted(np.sort(scores[~of_class, label]), scores[of_class, label], s) for s in SIDES]
-        curves.append((index[of_class], rest, *places))
+        by = _by_product if of_class.sum() <= FEW else _by_sums
+        curves.append((index[of_class], by(scores[:, label], of_class, index, whole)))
 
     def area(weights: Array) -> Array:
-        rows = np.ascontiguousarray(weights.T)  # [examples, resamples]: what follows works on whole rows
+        rows = np.ascontiguousarray(weights.astype(whole).T)  # [examples, resamples]: what follows works on whole rows
+        everyone = each * rows.sum(0)
         total, number = np.zeros(len(weights)), np.zeros(len(weights))
-        for of_class, rest, left, right in curves:
-            mine, others = rows[of_class], rows[rest]
-            if len(mine) <= FEW:
-                place = np.arange(len(rest))
-                known = (place < left[:, None]).astype(float) + (place < right[:, None])
-                # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
-                below = (torch.from_numpy(known) @ torch.from_numpy(others)).numpy()
-                everyone = others.sum(0)
-            else:
-                sums = np.zeros((len(rest) + 1, len(weights)))
-                np.cumsum(others, axis=0, out=sums[1:])
-                below, everyone = sums[left] + sums[right], sums[-1]
-            lost = np.einsum("er,er->r", mine, below)
-            pairs = mine.sum(0) * everyone
+        for members, below in curves:
+            mine = rows[members]
+            count = mine.sum(0)
+            pairs = (count * (everyone - count)).astype(float)
             there = pairs > 0
+            lost = np.einsum("er,er->r", mine, below(rows))
             total[there] += 1 - lost[there] / (2 * pairs[there])
             number += there
         mean = np.full(len(weights), np.nan)
@@ -124,6 +123,29 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
         return mean
 
     return area
+
+
+def _by_product(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
+    """Weights [examples, resamples] -> the sums over j in `_auroc`, [members, resamples]."""
+    own = scores[of_class, None]
+    known = ((scores < own).astype(whole) + (scores <= own)) * ~of_class  # [members, labels]
+    known = known.reshape(len(own), index[-1] + 1, -1).sum(2)  # the labels of an example are side by side
+    # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
+    return lambda rows: (torch.from_numpy(known) @ torch.from_numpy(rows)).numpy()
+
+
+def _by_sums(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
+    """The same for many members: the weights of the others are added up in the order of their scores."""
+    others = scores[~of_class]
+    rest = index[~of_class][np.argsort(others)]
+    left, right = (np.searchsorted(np.sort(others), scores[of_class], side) for side in SIDES)
+
+    def below(rows: Any) -> Any:
+        sums = np.zeros((len(rest) + 1, rows.shape[1]), whole)
+        np.cumsum(rows[rest], axis=0, out=sums[1:])
+        return sums[left] + sums[right]
+
+    return below
 
 
 def _targets(one: Predictions) -> tuple[Array, Array]:
