@@ -19,19 +19,22 @@ from coterie.task import Task
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Statistic = Callable[[Array], Array]  # weights [resamples, examples] -> [resamples]
+Weights = NDArray[np.float32]
+Statistic = Callable[[Weights], Array]  # weights [resamples, examples] -> [resamples]
 CELLS = 2**22  # of the matrix of weights at once
 FEW = 128  # examples of a class: fewer are counted sooner by a product than by sums along all others
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
-def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Array]:
+def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Weights]:
     """How often each example is drawn, [some resamples, examples], until there are `resamples`."""
     step = max(1, CELLS // examples)
     for start in range(0, resamples, step):
         number = min(step, resamples - start)
-        drawn = generator.integers(examples, size=(number, examples)) + examples * np.arange(number)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=number * examples).reshape(number, examples).astype(float)
+        drawn = generator.integers(examples, size=(number, examples))
+        drawn += examples * np.arange(number)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=number * examples)
+        yield times.reshape(number, examples).astype(np.float32)  # which holds them, and their sums, exactly
 
 
 def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
@@ -51,14 +54,14 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
     if metric == "ece":
         confidence, _ = confidence_and_surprise(outputs)
         gaps = _tally((len(one.y), BINS), index, bin_of(confidence).numpy(), right - confidence.numpy())
-        return lambda weights: np.abs(weights @ gaps).sum(1) / (weights @ truth.sum(1))
+        return lambda weights: np.abs(weights @ gaps).sum(1) / _count(weights, truth.sum(1))
     hits = _tally(shape, index, labels, right)
     if metric == "accuracy":
-        return lambda weights: (weights @ hits.sum(1)) / (weights @ truth.sum(1))
+        return lambda weights: _count(weights, hits.sum(1)) / _count(weights, truth.sum(1))
     if metric == "balanced_accuracy":
-        return lambda weights: _mean_ratio(weights @ hits, weights @ truth)
+        return lambda weights: _mean_ratio(_count(weights, hits), _count(weights, truth))
     said = _tally(shape, index, found)
-    return lambda weights: _mean_ratio(2 * (weights @ hits), weights @ (truth + said))
+    return lambda weights: _mean_ratio(2 * _count(weights, hits), _count(weights, truth + said))
 
 
 def differing(metric: str, ours: Predictions, alone: Predictions, *, regression: bool) -> int:
@@ -77,6 +80,14 @@ def _tally(
     """[examples, columns]: sums of `value`s (1 if not given)."""
     flat = np.bincount(row * shape[1] + column, value, minlength=shape[0] * shape[1])
     return flat.reshape(shape).astype(float)
+
+
+def _count(weights: Weights, tally: Array) -> Array:
+    """weights @ tally, which are whole numbers: exact, and in half the time where float32 holds the sums."""
+    most = float(tally.max(initial=0.0)) * weights.shape[1]
+    whole = np.float32 if most <= 2**24 else np.float64
+    counted: Array = (weights.astype(whole, copy=False) @ tally.astype(whole)).astype(float)
+    return counted
 
 
 def _mean_ratio(above: Array, below: Array) -> Array:
@@ -106,8 +117,10 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
         by = _by_product if of_class.sum() <= FEW else _by_sums
         curves.append((index[of_class], by(scores[:, label], of_class, index, whole)))
 
-    def area(weights: Array) -> Array:
-        rows = np.ascontiguousarray(weights.astype(whole).T)  # [examples, resamples]: what follows works on whole rows
+    def area(weights: Weights) -> Array:
+        rows = np.ascontiguousarray(
+            weights.astype(whole, copy=False).T
+        )  # [examples, resamples]: what follows works on whole rows
         everyone = each * rows.sum(0)
         total, number = np.zeros(len(weights)), np.zeros(len(weights))
         for members, below in curves:
@@ -161,7 +174,7 @@ def _rmse(squared: Array, y: Array) -> Statistic:
 def _r2(squared: Array, y: Array) -> Statistic:
     centred = y - y.mean(0)  # so that the difference of squares below does not cancel
 
-    def r2(weights: Array) -> Array:
+    def r2(weights: Weights) -> Array:
         count = weights.sum(1, keepdims=True)
         error = weights @ squared
         spread = weights @ centred**2 - (weights @ centred) ** 2 / count
