@@ -7,7 +7,7 @@ from torch import nn
 
 from coterie.errors import DataError
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import Trial, fewest, judge, measure, verdict_of
+from coterie.evaluation.benefit import Trial, fewest, interval, intervals, judge, measure, verdict_of
 from coterie.evaluation.predictions import check_same_data
 from coterie.task import Task
 
@@ -164,3 +164,14 @@ def test_different_data_is_refused_in_words():
     ):
         with pytest.raises(DataError, match=words):
             check_same_data({"x": (["a"], first), label: (names, found)})
+
+
+def test_intervals_of_several_are_those_of_each():
+    samples = np.random.default_rng(0).normal(size=(4, 101))
+    samples[1, :30] = np.nan
+    samples[2, :60] = np.nan  # defined in fewer than half
+    for row, found in zip(samples, intervals(samples), strict=True):
+        there = row[~np.isnan(row)]
+        expected = np.quantile(there, [0.025, 0.975]) if len(there) > 50 else (np.nan, np.nan)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_equal(interval(row), found)

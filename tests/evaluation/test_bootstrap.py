@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.evaluation import Predictions, score
+from coterie.evaluation import Predictions, bootstrap, score
 from coterie.evaluation.bootstrap import CELLS, differing, draws, statistic
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.metrics import METRICS, confidence_and_surprise, one_label_each
 from coterie.task import Task
 
 
@@ -69,3 +69,41 @@ def test_examples_that_tell_two_models_apart():
     assert differing("macro_f1", ours, alone, regression=False) == 2
     assert differing("loss", ours, alone, regression=False) == 4
     assert differing("loss", ours, ours, regression=False) == 0
+
+
+def plain_auroc(scores, y, classes, weights):
+    """Pair by pair, as the definition says; [resamples]."""
+    found = []
+    for row in weights:
+        areas = []
+        for c in classes:
+            mine, others = np.flatnonzero(y == c), np.flatnonzero(y != c)
+            pairs = [(row[i] * row[j], scores[i, c], scores[j, c]) for i in mine for j in others]
+            if total := sum(weight for weight, _, _ in pairs):
+                won = sum(weight * ((a < b) + (a == b) / 2) for weight, a, b in pairs)
+                areas.append(won / total)
+        found.append(np.mean(areas) if areas else np.nan)
+    return found
+
+
+@pytest.mark.parametrize("few", [0, 8, 128])  # all classes by sums, some, all by a product
+@pytest.mark.parametrize(("classes", "size"), [(4, (40,)), (2, (40,)), (4, (20, 3)), (6, (9,))])
+def test_auroc_counts_pairs(few, classes, size, monkeypatch):
+    monkeypatch.setattr(bootstrap, "FEW", few)
+    draw = torch.Generator().manual_seed(1)
+    y = torch.randint(classes, size, generator=draw)
+    outputs = torch.randn(size[0], classes, *size[1:], generator=draw).mul(2).round()  # with ties
+    weights = next(iter(draws(size[0], 5, np.random.default_rng(1))))
+    task, one = Task(nn.Linear(2, classes), num_classes=classes), Predictions(outputs, y, torch.zeros(size[0]).long())
+    flat, labels, index = one_label_each(outputs, y, torch.arange(size[0]))
+    scores, every = confidence_and_surprise(flat)[1].numpy(), weights[:, index.numpy()]
+    expected = plain_auroc(scores, labels.numpy(), [1] if classes == 2 else range(classes), every)
+    np.testing.assert_allclose(statistic(task, "auroc", one)(weights), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("few", [0, 10_000])
+def test_auroc_of_more_pairs_than_float32_can_count(few, monkeypatch):
+    monkeypatch.setattr(bootstrap, "FEW", few)
+    task, one = some("two classes", 12_000)
+    found = statistic(task, "auroc", one)(np.ones((1, 12_000)))
+    np.testing.assert_allclose(found, score(task, *one, 1)["auroc"], rtol=1e-14)

@@ -7,7 +7,7 @@ products of a matrix of weights [resamples, examples] with what is known of each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,19 +18,23 @@ from coterie.evaluation.predictions import Predictions
 from coterie.task import Task
 
 Array = NDArray[np.float64]
-Statistic = Callable[[Array], Array]  # weights [resamples, examples] -> [resamples]
+Mask = NDArray[np.bool_]
+Weights = NDArray[np.float32]
+Statistic = Callable[[Weights], Array]  # weights [resamples, examples] -> [resamples]
 CELLS = 2**22  # of the matrix of weights at once
 FEW = 128  # examples of a class: fewer are counted sooner by a product than by sums along all others
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
-def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Array]:
+def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Weights]:
     """How often each example is drawn, [some resamples, examples], until there are `resamples`."""
     step = max(1, CELLS // examples)
     for start in range(0, resamples, step):
         number = min(step, resamples - start)
-        drawn = generator.integers(examples, size=(number, examples)) + examples * np.arange(number)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=number * examples).reshape(number, examples).astype(float)
+        drawn = generator.integers(examples, size=(number, examples))
+        drawn += examples * np.arange(number)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=number * examples)
+        yield times.reshape(number, examples).astype(np.float32)  # which holds them, and their sums, exactly
 
 
 def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
@@ -50,14 +54,14 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
     if metric == "ece":
         confidence, _ = confidence_and_surprise(outputs)
         gaps = _tally((len(one.y), BINS), index, bin_of(confidence).numpy(), right - confidence.numpy())
-        return lambda weights: np.abs(weights @ gaps).sum(1) / (weights @ truth.sum(1))
+        return lambda weights: np.abs(weights @ gaps).sum(1) / _count(weights, truth.sum(1))
     hits = _tally(shape, index, labels, right)
     if metric == "accuracy":
-        return lambda weights: (weights @ hits.sum(1)) / (weights @ truth.sum(1))
+        return lambda weights: _count(weights, hits.sum(1)) / _count(weights, truth.sum(1))
     if metric == "balanced_accuracy":
-        return lambda weights: _mean_ratio(weights @ hits, weights @ truth)
+        return lambda weights: _mean_ratio(_count(weights, hits), _count(weights, truth))
     said = _tally(shape, index, found)
-    return lambda weights: _mean_ratio(2 * (weights @ hits), weights @ (truth + said))
+    return lambda weights: _mean_ratio(2 * _count(weights, hits), _count(weights, truth + said))
 
 
 def differing(metric: str, ours: Predictions, alone: Predictions, *, regression: bool) -> int:
@@ -78,6 +82,14 @@ def _tally(
     return flat.reshape(shape).astype(float)
 
 
+def _count(weights: Weights, tally: Array) -> Array:
+    """weights @ tally, which are whole numbers: exact, and in half the time where float32 holds the sums."""
+    most = float(tally.max(initial=0.0)) * weights.shape[1]
+    whole = np.float32 if most <= 2**24 else np.float64
+    counted: Array = (weights.astype(whole, copy=False) @ tally.astype(whole)).astype(float)
+    return counted
+
+
 def _mean_ratio(above: Array, below: Array) -> Array:
     """The mean of the ratios whose denominator is not 0."""
     there = below > 0
@@ -89,34 +101,34 @@ def _mean_ratio(above: Array, below: Array) -> Array:
 
 
 def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], truth: Array) -> Statistic:
-    """`scores` [labels, classes] are lower the likelier the class is."""
+    """`scores` s [labels, classes] are lower the likelier the class is: of class c, with weights w,
+
+        1 - sum_{i in c, j not in c} w_i w_j ([s_jc < s_ic] + [s_jc <= s_ic]) / 2 sum_{i in c, j not in c} w_i w_j.
+
+    The sums are of whole numbers, at most labels^2 / 2, and exact.
+    """
     classes = np.flatnonzero((truth.sum(0) > 0) & (truth.sum(0) < truth.sum()))
     classes = classes[classes == 1] if scores.shape[1] == 2 else classes
+    whole = np.float32 if len(labels) ** 2 / 2 <= 2**24 else np.float64
+    each = len(labels) // len(truth)  # labels an example
     curves = []
     for label in classes:
         of_class = labels == label
-        rest = index[~of_class][np.argsort(scores[~of_class, label])]
-        places = [np.searchsorted(np.sort(scores[~of_class, label]), scores[of_class, label], s) for s in SIDES]
-        curves.append((index[of_class], rest, *places))
+        by = _by_product if of_class.sum() <= FEW else _by_sums
+        curves.append((index[of_class], by(scores[:, label], of_class, index, whole)))
 
-    def area(weights: Array) -> Array:
-        rows = np.ascontiguousarray(weights.T)  # [examples, resamples]: what follows works on whole rows
+    def area(weights: Weights) -> Array:
+        rows = np.ascontiguousarray(
+            weights.astype(whole, copy=False).T
+        )  # [examples, resamples]: what follows works on whole rows
+        everyone = each * rows.sum(0)
         total, number = np.zeros(len(weights)), np.zeros(len(weights))
-        for of_class, rest, left, right in curves:
-            mine, others = rows[of_class], rows[rest]
-            if len(mine) <= FEW:
-                place = np.arange(len(rest))
-                known = (place < left[:, None]).astype(float) + (place < right[:, None])
-                # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
-                below = (torch.from_numpy(known) @ torch.from_numpy(others)).numpy()
-                everyone = others.sum(0)
-            else:
-                sums = np.zeros((len(rest) + 1, len(weights)))
-                np.cumsum(others, axis=0, out=sums[1:])
-                below, everyone = sums[left] + sums[right], sums[-1]
-            lost = np.einsum("er,er->r", mine, below)
-            pairs = mine.sum(0) * everyone
+        for members, below in curves:
+            mine = rows[members]
+            count = mine.sum(0)
+            pairs = (count * (everyone - count)).astype(float)
             there = pairs > 0
+            lost = np.einsum("er,er->r", mine, below(rows))
             total[there] += 1 - lost[there] / (2 * pairs[there])
             number += there
         mean = np.full(len(weights), np.nan)
@@ -124,6 +136,29 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
         return mean
 
     return area
+
+
+def _by_product(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
+    """Weights [examples, resamples] -> the sums over j in `_auroc`, [members, resamples]."""
+    own = scores[of_class, None]
+    known = ((scores < own).astype(whole) + (scores <= own)) * ~of_class  # [members, labels]
+    known = known.reshape(len(own), index[-1] + 1, -1).sum(2)  # the labels of an example are side by side
+    # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
+    return lambda rows: (torch.from_numpy(known) @ torch.from_numpy(rows)).numpy()
+
+
+def _by_sums(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
+    """The same for many members: the weights of the others are added up in the order of their scores."""
+    others = scores[~of_class]
+    rest = index[~of_class][np.argsort(others)]
+    left, right = (np.searchsorted(np.sort(others), scores[of_class], side) for side in SIDES)
+
+    def below(rows: Any) -> Any:
+        sums = np.zeros((len(rest) + 1, rows.shape[1]), whole)
+        np.cumsum(rows[rest], axis=0, out=sums[1:])
+        return sums[left] + sums[right]
+
+    return below
 
 
 def _targets(one: Predictions) -> tuple[Array, Array]:
@@ -139,7 +174,7 @@ def _rmse(squared: Array, y: Array) -> Statistic:
 def _r2(squared: Array, y: Array) -> Statistic:
     centred = y - y.mean(0)  # so that the difference of squares below does not cancel
 
-    def r2(weights: Array) -> Array:
+    def r2(weights: Weights) -> Array:
         count = weights.sum(1, keepdims=True)
         error = weights @ squared
         spread = weights @ centred**2 - (weights @ centred) ** 2 / count

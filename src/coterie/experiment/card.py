@@ -17,7 +17,8 @@ from coterie.data import Federation
 from coterie.engine.engine import cores, one_thread
 from coterie.engine.workers import can_fork, fan_out
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import LEVEL, interval
+from coterie.evaluation.benefit import LEVEL
+from coterie.evaluation.benefit import intervals as percentiles
 from coterie.evaluation.bootstrap import draws, statistic
 from coterie.experiment import files
 from coterie.experiment.folder import environment, safe_name
@@ -125,12 +126,11 @@ def class_names(federation: Federation) -> list[str]:
 
 def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int | str) -> dict[str, tuple[float, float]]:
     """Percentile intervals of one client's metrics, by drawing its examples anew, with replacement."""
-    weights = list(draws(len(one.y), RESAMPLES, rng.generator(*seed, "intervals")))
-    found = {}
-    for metric in metrics:
-        of = statistic(task, metric, one)
-        found[metric] = interval(np.concatenate([of(some) for some in weights]))
-    return found
+    names = list(metrics)
+    of = [statistic(task, metric, one) for metric in names]
+    weights = draws(len(one.y), RESAMPLES, rng.generator(*seed, "intervals"))
+    samples = np.concatenate([[each(some) for each in of] for some in weights], axis=1)
+    return dict(zip(names, percentiles(samples), strict=True))
 
 
 def _metrics(result: Result, i: int) -> dict[str, Any]:

@@ -47,16 +47,17 @@ def write(path: Path, save: Callable[[Path], None]) -> None:
     """`save` writes a temporary neighbour, which then takes the place of `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
         save(temporary)
         if _waits.get():
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            _wait_for(temporary)
         os.replace(temporary, path)
-    except OSError as error:
-        raise CheckpointError(f"'{path}' cannot be written: {error.strerror or error}") from error
-    finally:
+    except BaseException as error:
         temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+        if isinstance(error, OSError):
+            raise CheckpointError(f"'{path}' cannot be written: {error.strerror or error}") from error
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -73,21 +74,16 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 @timed("write")
-def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> str:
-    """Returns the file's checksum."""
+def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> None:
     own = tree.separate(flat)
-    digest = ""
 
     def save(temporary: Path) -> None:
-        nonlocal digest
         try:
             save_file(own, temporary, metadata)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-        digest = checksum(temporary)
 
     write(path, save)
-    return digest
 
 
 def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
@@ -125,6 +121,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _wait_for(path: Path) -> None:
+    """Until the disk has it."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _save_text(path: Path, text: str) -> None:

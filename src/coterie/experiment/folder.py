@@ -106,7 +106,8 @@ class RunFolder:
         building = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(building, ignore_errors=True)
         flat, rows = segments.write(target.parent, state)
-        digest = files.write_tensors(building / "state.safetensors", flat)
+        files.write_tensors(building / "state.safetensors", flat)
+        digest = files.checksum(building / "state.safetensors")
         about: dict[str, Any] = {"format": FORMAT, "round": round, "best": best, "checksum": digest}
         files.write_json(building / "state.json", about | ({"format": PAGED, "rows": rows} if rows else {}))
         shutil.rmtree(target, ignore_errors=True)

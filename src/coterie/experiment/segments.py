@@ -78,7 +78,8 @@ def prune(folder: Path, kept: Iterable[Path]) -> None:
 def _written(folder: Path, segment: Segment) -> list[str]:
     if segment.file is None or segment.file.parent != folder or not segment.file.exists():
         building = folder / ".rows.safetensors"
-        segment.checksum = files.write_tensors(building, segment.rows.flat)
+        files.write_tensors(building, segment.rows.flat)
+        segment.checksum = files.checksum(building)
         segment.file = folder / f"rows-{segment.checksum[:32]}.safetensors"
         building.rename(segment.file)
     return [segment.file.name, segment.checksum]
