@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie import scan, tree
 from coterie.batches import Batch, Batches
 from coterie.engine.stacked import stacked
 from coterie.local import SGD, AdamW, quadratic, train
-from coterie.native import MOST, Native, NotNative, Watch, library
+from coterie.native import MOST, Native, NotNative, Watch, library, places
 from coterie.scan import compiling
 from coterie.task import Task
 
@@ -49,26 +52,27 @@ def layouts(*shape: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "sizes", [(10, 10, 784), (10, 100, 70), (1, 1, 1), (7, 19, 33), (6, 3, 130), (32, 32, 30)], ids=str
 )
-@pytest.mark.parametrize("add", [False, True])
-def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], add: bool) -> None:
+@pytest.mark.parametrize("start", ["nothing", "itself", "another", "a row"])
+def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], start: str) -> None:
     m, n, k = sizes
     torch.manual_seed(0)
     done = 0
     for one, a in layouts(2, m, k).items():
         for other, b in layouts(2, k, n).items():
             for last, c in layouts(2, m, n).items():
-                expected = a.double() @ b.double() + (c.double() if add else 0)
+                begin = {"nothing": None, "itself": c, "another": torch.randn_like(c), "a row": torch.randn(n)}[start]
+                expected = a.double() @ b.double() + (0 if begin is None else begin.double())
                 watch = Watch([])
                 try:
-                    watch.product(a, b, c, add)
+                    watch.product(a, b, c, begin)
                 except NotNative:  # a and b would have to be turned, or c
                     turned = {one == "columns", other == "columns"}
-                    assert turned == {last != "columns"}
+                    assert turned == {last != "columns"} or start == "a row"
                     continue
                 repeated(watch)
                 torch.testing.assert_close(c.double(), expected, rtol=1e-4, atol=1e-4)
                 done += 1
-    assert done >= 20
+    assert done >= (8 if start == "a row" else 20)
 
 
 def test_a_product_writes_nothing_beside_its_result() -> None:
@@ -82,6 +86,22 @@ def test_a_product_writes_nothing_beside_its_result() -> None:
         torch.testing.assert_close(room[1:-1, 2:-2], a @ b)
         room[1:-1, 2:-2] = 7.0
         assert bool((room == 7.0).all())
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 500)), max_size=12))
+def test_what_is_used_at_the_same_time_has_places_apart(spans: list[tuple[int, int, int]]) -> None:
+    times = {key: (min(a, b), max(a, b)) for key, (a, b, _) in enumerate(spans)}
+    sizes = {key: size for key, (_, _, size) in enumerate(spans)}
+    begin = places(times, sizes)
+    assert begin.keys() == times.keys()
+    for one, other in itertools.combinations(times, 2):
+        together = times[one][0] <= times[other][1] and times[other][0] <= times[one][1]
+        apart = begin[one] + sizes[one] <= begin[other] or begin[other] + sizes[other] <= begin[one]
+        assert apart or not together
+
+
+def test_what_is_used_at_different_times_shares_a_place() -> None:
+    assert places({0: (0, 1), 1: (1, 2), 2: (2, 3)}, {0: 100, 1: 70, 2: 100}) == {0: 0, 1: 128, 2: 0}
 
 
 def batches(features: int, steps: int, classes: int = 3, shape: tuple[int, ...] = ()) -> Batches:

@@ -79,18 +79,19 @@ inline float total(Vector value) {
 enum { KERNEL, PRODUCT, READ };
 
 struct Op {
-    int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, or c += a b; READ examples
+    int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, or c = s + a b; READ examples
     void* kernel;
-    int64_t first;   // of its columns in the table: all pointers of a kernel; a, b, c; or the pool, positions, where to
+    int64_t first;   // of its columns in the table: all pointers of a kernel; a, b, c, s; or the pool, positions, where to
     int64_t number;  // of them
     int64_t batch, m, n, k, add;  // READ: m examples of k bytes each, of n in the pool
     int64_t along_n;  // how it is summed: see below
     int64_t ab, am, ak, bb, bk, bn, cb, cm, cn;  // strides: a of batch, m and k; b of batch, k and n; c likewise
+    int64_t sb, sm, sn;                          // of s, if `add`; it may be c
 };
 
 // c = a b where a and b are contiguous along k: sums of products of vectors.
 template <int R, int C>
-void along_k(const Op& op, const float* a, const float* b, float* c) {
+void along_k(const Op& op, const float* a, const float* b, float* c, const float* s) {
     const int64_t am = op.am, bn = op.bn, whole = op.k / WIDTH * WIDTH, left = op.k - whole;
     Vector sums[R][C] = {};
     for (int64_t k = 0; k < whole; k += WIDTH) {
@@ -104,18 +105,17 @@ void along_k(const Op& op, const float* a, const float* b, float* c) {
     EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
         Vector sum = sums[i][j];
         if (left) sum = multiply_add(load(a + i * am + whole, left), load(b + j * bn + whole, left), sum);
-        float& to = c[i * op.cm + j * op.cn];
-        to = op.add ? to + total(sum) : total(sum);
+        c[i * op.cm + j * op.cn] = op.add ? s[i * op.sm + j * op.sn] + total(sum) : total(sum);
     }
 }
 
 // c = a b where b and c are contiguous along n: every number of a times vectors of b, the last of which has `left`.
 template <int R, int C, bool WHOLE>
-void along_n(const Op& op, const float* a, const float* b, float* c, int64_t left = WIDTH) {
+void along_n(const Op& op, const float* a, const float* b, float* c, const float* s, int64_t left = WIDTH) {
     const int64_t am = op.am, ak = op.ak, bk = op.bk;
     Vector sums[R][C];
     EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
-        const float* from = c + i * op.cm + j * WIDTH;
+        const float* from = s + i * op.sm + j * WIDTH;
         sums[i][j] = op.add ? (WHOLE ? load(from) : load(from, left)) : Vector{};
     }
     for (int64_t k = 0; k < op.k; k++) {
@@ -133,23 +133,24 @@ void along_n(const Op& op, const float* a, const float* b, float* c, int64_t lef
 }
 
 template <int R>
-void rows_along_k(const Op& op, const float* a, const float* b, float* c) {
+void rows_along_k(const Op& op, const float* a, const float* b, float* c, const float* s) {
     int64_t j = 0;
-    for (; j + COLUMNS <= op.n; j += COLUMNS) along_k<R, COLUMNS>(op, a, b + j * op.bn, c + j * op.cn);
-    for (; j < op.n; j++) along_k<R, 1>(op, a, b + j * op.bn, c + j * op.cn);
+    for (; j + COLUMNS <= op.n; j += COLUMNS)
+        along_k<R, COLUMNS>(op, a, b + j * op.bn, c + j * op.cn, s + j * op.sn);
+    for (; j < op.n; j++) along_k<R, 1>(op, a, b + j * op.bn, c + j * op.cn, s + j * op.sn);
 }
 
 template <int R>
-void rows_along_n(const Op& op, const float* a, const float* b, float* c) {
+void rows_along_n(const Op& op, const float* a, const float* b, float* c, const float* s) {
     int64_t j = 0;
-    for (; j + COLUMNS * WIDTH <= op.n; j += COLUMNS * WIDTH) along_n<R, COLUMNS, true>(op, a, b + j, c + j);
-    for (; j + WIDTH <= op.n; j += WIDTH) along_n<R, 1, true>(op, a, b + j, c + j);
-    if (j < op.n) along_n<R, 1, false>(op, a, b + j, c + j, op.n - j);
+    for (; j + COLUMNS * WIDTH <= op.n; j += COLUMNS * WIDTH) along_n<R, COLUMNS, true>(op, a, b + j, c + j, s + j);
+    for (; j + WIDTH <= op.n; j += WIDTH) along_n<R, 1, true>(op, a, b + j, c + j, s + j);
+    if (j < op.n) along_n<R, 1, false>(op, a, b + j, c + j, s + j, op.n - j);
 }
 
 template <int R>
-void rows(const Op& op, const float* a, const float* b, float* c) {
-    op.along_n ? rows_along_n<R>(op, a, b, c) : rows_along_k<R>(op, a, b, c);
+void rows(const Op& op, const float* a, const float* b, float* c, const float* s) {
+    op.along_n ? rows_along_n<R>(op, a, b, c, s) : rows_along_k<R>(op, a, b, c, s);
 }
 
 // b turned, so that it is contiguous along n: where sums are short, adding up each of them costs more.
@@ -161,22 +162,22 @@ const float* turned(const Op& op, const float* b) {
     return room.data();
 }
 
-void product(const Op& given, const float* a, const float* first, float* c) {
+void product(const Op& given, const float* a, const float* first, float* c, const float* s) {
     Op op = given;
-    const bool turn = !given.along_n && given.cn == 1 && given.k <= SHORT;
+    const bool turn = !given.along_n && given.cn == 1 && given.sn == 1 && given.k <= SHORT;
     if (turn) op.along_n = 1, op.bk = given.n;
-    for (int64_t l = 0; l < op.batch; l++, a += op.ab, c += op.cb) {
+    for (int64_t l = 0; l < op.batch; l++, a += op.ab, c += op.cb, s += op.sb) {
         const float* b = first + l * op.bb;
         if (turn) b = turned(given, b);
         int64_t i = 0;
-        for (; i + ROWS <= op.m; i += ROWS) rows<ROWS>(op, a + i * op.am, b, c + i * op.cm);
-        const float* left = a + i * op.am;
+        for (; i + ROWS <= op.m; i += ROWS) rows<ROWS>(op, a + i * op.am, b, c + i * op.cm, s + i * op.sm);
+        const float *left = a + i * op.am, *start = s + i * op.sm;
         float* to = c + i * op.cm;
         switch (op.m - i) {
-            case 1: rows<1>(op, left, b, to); break;
-            case 2: rows<2>(op, left, b, to); break;
-            case 3: rows<3>(op, left, b, to); break;
-            case 4: rows<4>(op, left, b, to); break;
+            case 1: rows<1>(op, left, b, to, start); break;
+            case 2: rows<2>(op, left, b, to, start); break;
+            case 3: rows<3>(op, left, b, to, start); break;
+            case 4: rows<4>(op, left, b, to, start); break;
         }
     }
 }
@@ -206,7 +207,7 @@ extern "C" const char* run(const Op* ops, int64_t number, void* const* table, in
                 const Op& op = ops[at];
                 void* const* with = table + op.first;
                 if (op.kind == PRODUCT)
-                    product(op, (const float*)with[0], (const float*)with[1], (float*)with[2]);
+                    product(op, (const float*)with[0], (const float*)with[1], (float*)with[2], (const float*)with[3]);
                 else if (op.kind == READ)
                     read(op, (const char*)with[0], (const int64_t*)with[1], (char*)with[2]);
                 else if (op.number <= 32)
