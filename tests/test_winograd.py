@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import winograd
 from coterie.batches import Batches
 from coterie.local import SGD, train
+from coterie.products import once
 from coterie.scan import compiling
 from coterie.task import Task
 
@@ -58,7 +59,7 @@ def test_equals_conv2d_with_its_gradients(size: tuple[int, int]) -> None:
 def test_the_points_are_found_once() -> None:
     inputs = data()
     graph = traced(inputs)
-    winograd.once(graph.graph)
+    once(graph.graph)
     names = [str(node.target) for node in graph.graph.nodes]
     assert [names.count(f"coterie.{name}.default") for name in ("points", "products", "gradients")] == [1, 1, 1]
 

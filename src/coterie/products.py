@@ -38,6 +38,7 @@ class Descent:
 
 def faster_products(graph: GraphModule, num_carry: int) -> tuple[GraphModule, tuple[Descent, ...]]:
     """The same step with its arithmetic rewritten, and what is left to add in place."""
+    once(graph.graph)
     for node in graph.graph.nodes:
         divides = node.target is aten.div.Tensor and isinstance(node.args[1], int | float) and node.args[1]
         if divides and node.args[0].meta["val"].is_floating_point():
@@ -46,6 +47,24 @@ def faster_products(graph: GraphModule, num_carry: int) -> tuple[GraphModule, tu
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, descents
+
+
+def once(graph: Graph) -> None:
+    """Computes once what is written more than once: a backward pass uses what the forward pass found, and gradients of
+    the same minibatch share its patches."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    # What is changed in place is not what it is written as; our own operations are not about such tensors.
+    pure = not any(node.target._schema.is_mutable for node in calls if hasattr(node.target, "_schema"))
+    output = next(node for node in graph.nodes if node.op == "output")
+    given = {_root(each) for each in output.args[0] if isinstance(each, Node)}  # leaves of a carry have memory each
+    known: dict[Any, Node] = {}
+    for node in calls:
+        if node in given or not (pure or getattr(node.target, "namespace", "") == "coterie"):
+            continue
+        same = known.setdefault((node.target, str(node.args), str(node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
 
 
 def _descents(graph: Graph, num_carry: int) -> tuple[Descent, ...]:
