@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from coterie import scan, tree
 from coterie.batches import Batch, Batches
+from coterie.bregman import Quadratic
 from coterie.engine.stacked import stacked
-from coterie.local import SGD, AdamW, quadratic, train
+from coterie.local import SGD, AdamW, proximal, quadratic, train
 from coterie.native import MOST, Native, NotNative, Watch, library, places
 from coterie.scan import compiling
 from coterie.task import Task
@@ -52,7 +54,7 @@ def layouts(*shape: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "sizes", [(10, 10, 784), (10, 100, 70), (1, 1, 1), (7, 19, 33), (6, 3, 130), (32, 32, 30)], ids=str
 )
-@pytest.mark.parametrize("start", ["nothing", "itself", "another", "a row"])
+@pytest.mark.parametrize("start", ["nothing", "itself", "another", "on the way", "a row"])
 def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], start: str) -> None:
     m, n, k = sizes
     torch.manual_seed(0)
@@ -60,11 +62,15 @@ def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], start: s
     for one, a in layouts(2, m, k).items():
         for other, b in layouts(2, k, n).items():
             for last, c in layouts(2, m, n).items():
-                begin = {"nothing": None, "itself": c, "another": torch.randn_like(c), "a row": torch.randn(n)}[start]
+                begin = None if start == "nothing" else c if start == "itself" else torch.randn_like(c)
+                begin = torch.randn(n) if start == "a row" else begin
+                end = torch.randn_like(c) if start == "on the way" else None
                 expected = a.double() @ b.double() + (0 if begin is None else begin.double())
+                if begin is not None and end is not None:
+                    expected += 0.3 * (end.double() - begin.double())
                 watch = Watch([])
                 try:
-                    watch.product(a, b, c, begin)
+                    watch.product(a, b, c, begin, end, 0.3)
                 except NotNative:  # a and b would have to be turned, or c
                     turned = {one == "columns", other == "columns"}
                     assert turned == {last != "columns"} or start == "a row"
@@ -144,6 +150,30 @@ def test_repeated_training_equals_eager_training(optimizer: Any, steps: int, wid
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
         assert torch.equal(ours, twice)  # nothing of the first scan is left in the second
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(params), tree.leaves(before), strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_proximal_steps_of_one_client_equal_eager_ones(threads: int) -> None:
+    """Products that begin on the way to the centre; C++ repeats them where there are no threads to share the work."""
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(150, 70), nn.ReLU(), nn.Linear(70, 3)), "classification")
+    centre, data = tree.map(lambda leaf: leaf + 0.1, task.init()), batches(150, 5)
+    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        return proximal(task, SGD(0.1), carry, batch, partial(Quadratic().pull, 0.5), aux, 3)[0]
+
+    expected = scan.scan(step, task.init(), centre, alone)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with compiling():
+            got = scan.scan(step, task.init(), centre, alone)
+    finally:
+        torch.set_num_threads(before)
+    assert [native is not None for native in natives()] == [threads == 1]
+    for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
 
 
 def test_a_convolution_is_called() -> None:

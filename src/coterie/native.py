@@ -34,7 +34,7 @@ from coterie.machine_code import FOLDER, cache_folder
 from coterie.products import Descent
 
 FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
-FIELDS = 22  # of an Op in native.cpp
+FIELDS = 23  # of an Op in native.cpp
 KERNEL, PRODUCT, READ = range(3)
 KERNELS = re.compile(r"kernel\d*")  # names of TorchInductor's, and of `coterie.kernels`
 
@@ -80,18 +80,28 @@ class Watch:
             storage = self.owner(value)
             self.columns.append((storage, value.data_ptr() - self.memory[storage].data_ptr()))
 
-    def product(self, a: Tensor, b: Tensor, c: Tensor, start: Tensor | None = None) -> None:
-        """c = a b, or c = start + a b, where start may be c; [m, k], [k, n], [m, n], or with a batch of them."""
-        add, start = start is not None, c if start is None else start.expand(c.shape)
-        if {a.dtype, b.dtype, c.dtype, start.dtype} != {torch.float32}:
+    def product(
+        self, a: Tensor, b: Tensor, c: Tensor, start: Tensor | None = None, end: Tensor | None = None, share: float = 0
+    ) -> None:
+        """c = a b, or c = start + a b, or c = start + share (end - start) + a b; either of both may be c.
+
+        [m, k], [k, n], [m, n], or with a batch of them.
+        """
+        add = (start is not None) + (end is not None)
+        start = c if start is None else start.expand(c.shape)
+        end = start if end is None else end
+        if {value.dtype for value in (a, b, c, start, end)} != {torch.float32}:
             raise NotNative("a product of other numbers")
-        given = [value[None] if value.ndim == 2 else value for value in (a, b, c, start)]
-        right, left, *both = (value.mT for value in given)
-        for a, b, c, start in (given, (left, right, *both)):  # the same, seen from the side
+        if end.stride() != start.stride():
+            raise NotNative("a start and an end that lie otherwise")
+        given = [value[None] if value.ndim == 2 else value for value in (a, b, c, start, end)]
+        right, left, *others = (value.mT for value in given)
+        for a, b, c, start, end in (given, (left, right, *others)):  # the same, seen from the side
             along_n = b.stride(2) == c.stride(2) == start.stride(2) == 1
             if along_n or (a.stride(2) == 1 and b.stride(1) == 1):
-                size = (*c.shape, a.shape[2], int(add), int(along_n))
-                self.op(PRODUCT, (a, b, c, start), 0, (*size, *a.stride(), *b.stride(), *c.stride(), *start.stride()))
+                size = (*c.shape, a.shape[2], add, int(along_n))
+                strides = (*a.stride(), *b.stride(), *c.stride(), *start.stride())
+                self.op(PRODUCT, (a, b, c, start, end), 0, (*size, *strides, _bits(share)))
                 return
         raise NotNative("a product of another layout")
 
@@ -117,6 +127,11 @@ class Watch:
             raise NotNative("a product of another kind, or of more threads")
         self.product(a, b, out, start)
         torch.addmm(start, a, b, out=out)
+
+    def towards(self, start: Tensor, end: Tensor, share: float, a: Tensor, b: Tensor) -> Tensor:
+        out = self.empty(start.shape, start.stride(), start.dtype)
+        self.product(a, b, out, start, end, share)
+        return torch.lerp(start, end, share, out=out).addmm_(a, b)
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype)
@@ -173,10 +188,15 @@ def layer(x: Tensor, weight: Tensor) -> Tensor:
     out = x.new_empty(len(x), len(weight))
     size = (1, *out.shape, x.shape[1], 0, 0)
     to = (0, *out.stride())
-    op = np.array([PRODUCT, 0, 0, 4, *size, 0, *x.stride(), 0, 1, weight.stride(0), *to, *to], np.int64)
-    table = np.array([value.data_ptr() for value in (x, weight, out, out)], np.int64)
-    _run(op, 1, table, 4, 1)
+    op = np.array([PRODUCT, 0, 0, 5, *size, 0, *x.stride(), 0, 1, weight.stride(0), *to, *to, 0], np.int64)
+    table = np.array([value.data_ptr() for value in (x, weight, out, out, out)], np.int64)
+    _run(op, 1, table, 5, 1)
     return out
+
+
+def _bits(value: float) -> int:
+    """Of a double, as they are in an Op."""
+    return int(np.float64(value).view(np.int64))
 
 
 def _run(ops: NDArray[np.int64], number: int, table: NDArray[np.int64], columns: int, steps: int) -> None:
@@ -302,6 +322,9 @@ class _Apart:
     watch: Watch
 
     def __getattr__(self, name: str) -> Any:
+        if name == "towards":
+            return types.SimpleNamespace(default=self.watch.towards)
+
         def call(*given: Tensor) -> Any:
             got = _replayed(code_of(name, *given), self.watch)(list(given))
             return got[0] if len(got) == 1 else got
