@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie import scan, tree
 from coterie.batches import Batch, Batches
+from coterie.bregman import Quadratic
 from coterie.engine.stacked import stacked
-from coterie.local import SGD, AdamW, quadratic, train
-from coterie.native import MOST, Native, NotNative, Watch, library
+from coterie.local import SGD, AdamW, proximal, quadratic, train
+from coterie.native import MOST, Native, NotNative, Watch, library, places
 from coterie.scan import compiling
 from coterie.task import Task
 
@@ -49,26 +54,31 @@ def layouts(*shape: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "sizes", [(10, 10, 784), (10, 100, 70), (1, 1, 1), (7, 19, 33), (6, 3, 130), (32, 32, 30)], ids=str
 )
-@pytest.mark.parametrize("add", [False, True])
-def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], add: bool) -> None:
+@pytest.mark.parametrize("start", ["nothing", "itself", "another", "on the way", "a row"])
+def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], start: str) -> None:
     m, n, k = sizes
     torch.manual_seed(0)
     done = 0
     for one, a in layouts(2, m, k).items():
         for other, b in layouts(2, k, n).items():
             for last, c in layouts(2, m, n).items():
-                expected = a.double() @ b.double() + (c.double() if add else 0)
+                begin = None if start == "nothing" else c if start == "itself" else torch.randn_like(c)
+                begin = torch.randn(n) if start == "a row" else begin
+                end = torch.randn_like(c) if start == "on the way" else None
+                expected = a.double() @ b.double() + (0 if begin is None else begin.double())
+                if begin is not None and end is not None:
+                    expected += 0.3 * (end.double() - begin.double())
                 watch = Watch([])
                 try:
-                    watch.product(a, b, c, add)
+                    watch.product(a, b, c, begin, end, 0.3)
                 except NotNative:  # a and b would have to be turned, or c
                     turned = {one == "columns", other == "columns"}
-                    assert turned == {last != "columns"}
+                    assert turned == {last != "columns"} or start == "a row"
                     continue
                 repeated(watch)
                 torch.testing.assert_close(c.double(), expected, rtol=1e-4, atol=1e-4)
                 done += 1
-    assert done >= 20
+    assert done >= (8 if start == "a row" else 20)
 
 
 def test_a_product_writes_nothing_beside_its_result() -> None:
@@ -82,6 +92,22 @@ def test_a_product_writes_nothing_beside_its_result() -> None:
         torch.testing.assert_close(room[1:-1, 2:-2], a @ b)
         room[1:-1, 2:-2] = 7.0
         assert bool((room == 7.0).all())
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 500)), max_size=12))
+def test_what_is_used_at_the_same_time_has_places_apart(spans: list[tuple[int, int, int]]) -> None:
+    times = {key: (min(a, b), max(a, b)) for key, (a, b, _) in enumerate(spans)}
+    sizes = {key: size for key, (_, _, size) in enumerate(spans)}
+    begin = places(times, sizes)
+    assert begin.keys() == times.keys()
+    for one, other in itertools.combinations(times, 2):
+        together = times[one][0] <= times[other][1] and times[other][0] <= times[one][1]
+        apart = begin[one] + sizes[one] <= begin[other] or begin[other] + sizes[other] <= begin[one]
+        assert apart or not together
+
+
+def test_what_is_used_at_different_times_shares_a_place() -> None:
+    assert places({0: (0, 1), 1: (1, 2), 2: (2, 3)}, {0: 100, 1: 70, 2: 100}) == {0: 0, 1: 128, 2: 0}
 
 
 def batches(features: int, steps: int, classes: int = 3, shape: tuple[int, ...] = ()) -> Batches:
@@ -124,6 +150,30 @@ def test_repeated_training_equals_eager_training(optimizer: Any, steps: int, wid
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
         assert torch.equal(ours, twice)  # nothing of the first scan is left in the second
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(params), tree.leaves(before), strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_proximal_steps_of_one_client_equal_eager_ones(threads: int) -> None:
+    """Products that begin on the way to the centre; C++ repeats them where there are no threads to share the work."""
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(150, 70), nn.ReLU(), nn.Linear(70, 3)), "classification")
+    centre, data = tree.map(lambda leaf: leaf + 0.1, task.init()), batches(150, 5)
+    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        return proximal(task, SGD(0.1), carry, batch, partial(Quadratic().pull, 0.5), aux, 3)[0]
+
+    expected = scan.scan(step, task.init(), centre, alone)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with compiling():
+            got = scan.scan(step, task.init(), centre, alone)
+    finally:
+        torch.set_num_threads(before)
+    assert [native is not None for native in natives()] == [threads == 1]
+    for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
 
 
 def test_a_convolution_is_called() -> None:

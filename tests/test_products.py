@@ -142,3 +142,54 @@ def test_penalised_training_leaves_where_it_began_alone() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
     assert all(map(torch.equal, tree.leaves(params), tree.leaves(before)))
     assert [run.in_place for run in _compiled.values() if run is not None and run.descents][-1] == {0}
+
+
+def targets(graph: Any) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def test_steps_between_begin_where_they_are() -> None:
+    """As those of a proximal step on one minibatch do: what they end at is carried, what they begin at is not."""
+
+    def step(_: Tensor, begin: Tensor, centre: Tensor, d: Tensor, x: Tensor) -> list[Tensor]:
+        weight = begin - 0.2 * torch.mm(d.t(), x)
+        for _ in range(3):
+            weight = weight - 0.1 * (torch.mm(d.t(), x * weight.mean()) + 0.5 * (1.0 * weight - 1.0 * centre))
+        return [weight - 0.1 * (torch.mm(d.t(), x) + weight.exp())]
+
+    shapes = ((100, 256), (100, 256), (100, 256), (10, 100), (10, 256))
+    given = [torch.randn(*shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes)]
+    graph, descents = faster_products(make_fx(step)(*given), 1)
+    names = targets(graph)
+    assert not descents
+    assert [names.count(f"{name}.default") for name in ("aten.addmm", "coterie.towards", "aten.mm")] == [1, 3, 1]
+    torch.testing.assert_close(graph(*given)[0], step(*given)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_written_twice_is_computed_once() -> None:
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [
+            (x @ y).exp() + (x @ y).exp().sum(),
+            (x + y) * 2,
+            (x + y).t() * 2,
+            (x - y).view(2, 2),
+            (x - y).view(2, 2),
+        ]
+
+    given = torch.randn(2, 2), torch.randn(2, 2)
+    graph, _ = faster_products(make_fx(step)(*given), 0)
+    names = targets(graph)
+    assert [names.count(f"aten.{name}") for name in ("mm.default", "exp.default", "add.Tensor")] == [1, 1, 2]
+    assert names.count("aten.sub.Tensor") == 2  # results do not share memory
+    assert all(map(torch.equal, graph(*given), step(*given)))
+
+
+def test_what_is_changed_in_place_is_not_shared() -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        one, other = x.clone(), x.clone()
+        one.add_(1.0)
+        return [one * 2, other * 3]
+
+    given = torch.randn(2, 2)
+    graph, _ = faster_products(make_fx(step)(given), 0)
+    assert all(map(torch.equal, graph(given), step(given)))

@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coterie import winograd
 from coterie.batches import Batches
 from coterie.local import SGD, train
-from coterie.scan import _compiled, compiling
+from coterie.products import once
+from coterie.scan import compiling
 from coterie.task import Task
 
 LAST = torch.channels_last
@@ -58,7 +59,7 @@ def test_equals_conv2d_with_its_gradients(size: tuple[int, int]) -> None:
 def test_the_points_are_found_once() -> None:
     inputs = data()
     graph = traced(inputs)
-    winograd.once(graph.graph)
+    once(graph.graph)
     names = [str(node.target) for node in graph.graph.nodes]
     assert [names.count(f"coterie.{name}.default") for name in ("points", "products", "gradients")] == [1, 1, 1]
 
@@ -84,7 +85,10 @@ def test_others_are_left_alone(inputs: list[Tensor], options: dict[str, Any]) ->
         assert torch.equal(got, expected)
 
 
-def test_compiled_training_of_a_network_equals_eager_training() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_compiled_training_of_a_network_equals_eager_training(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which C++ repeats, convolutions and all, unless it has threads to share the work."""
+    monkeypatch.setattr("coterie.scan._compiled", compiled := {})
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 16, 5), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU()
     task = Task(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 4, 3)), "classification")
@@ -93,8 +97,15 @@ def test_compiled_training_of_a_network_equals_eager_training() -> None:
     index = torch.randint(0, 20, (1, 3, 4), generator=generator)
     batches = Batches(x, y, index, torch.ones(1, 3, 4), torch.zeros(1, 3, dtype=torch.int64), torch.tensor(20))
     expected = train(task, SGD(0.1), task.init(), batches)[0]
-    with compiling():
-        got = train(task, SGD(0.1), task.init(), batches)[0]
-    assert list(_compiled.values())[-1] is not None
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with compiling():
+            got = train(task, SGD(0.1), task.init(), batches)[0]
+    finally:
+        torch.set_num_threads(before)
+    (step,) = compiled.values()
+    assert step is not None
+    assert (step.native is not None) == (threads == 1)
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-5)

@@ -17,25 +17,37 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from coterie.machine_code import compile_graph
 
+Run = tuple[Callable[..., list[Tensor]], Any]  # a function of tensors, and TorchInductor's code behind it
+_found: dict[str, Callable[..., Run]] = {}
+
 
 def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[..., Any]:
     """`function` as an operation on the CPU, of so many tensors each."""
     name = function.__name__
-    runs: dict[Hashable, Callable[..., list[Tensor]]] = {}
+    runs: dict[Hashable, Run] = {}
 
     def listed(*given: Tensor) -> list[Tensor]:
         return [function(*given)] if outputs == 1 else list(function(*given))
 
-    def run(*given: Tensor) -> Any:
+    def find(*given: Tensor) -> Run:
         key = (torch.get_num_threads(), *[(value.shape, value.stride(), value.dtype) for value in given])
         if key not in runs:
             with _disable_current_modes():  # those of whoever traces a step
-                runs[key], _ = compile_graph(make_fx(listed)(*given), list(given))
-        got = runs[key](*given)
+                runs[key] = compile_graph(make_fx(listed)(*given), list(given))
+        return runs[key]
+
+    def run(*given: Tensor) -> Any:
+        got = find(*given)[0](*given)
         return got[0] if outputs == 1 else tuple(got)
 
+    _found[name] = find
     names = ", ".join(f"Tensor x{k}" for k in range(inputs))
     torch.library.define(f"coterie::{name}", f"({names}) -> ({', '.join(['Tensor'] * outputs)})")
     torch.library.impl(f"coterie::{name}", "CPU", run)
     torch.library.register_fake(f"coterie::{name}", function)
     return getattr(torch.ops.coterie, name).default  # type: ignore[no-any-return]
+
+
+def code_of(name: str, *given: Tensor) -> Any:
+    """The code behind the operation of that name for such tensors: a function of a list of them, to a list."""
+    return _found[name](*given)[1]

@@ -79,19 +79,39 @@ inline float total(Vector value) {
 enum { KERNEL, PRODUCT, READ };
 
 struct Op {
-    int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, or c += a b; READ examples
+    int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, with more added to it; READ examples
     void* kernel;
-    int64_t first;   // of its columns in the table: all pointers of a kernel; a, b, c; or the pool, positions, where to
+    int64_t first;   // of its columns in the table: all pointers of a kernel; a, b, c, s, t; or the pool, positions, to
     int64_t number;  // of them
-    int64_t batch, m, n, k, add;  // READ: m examples of k bytes each, of n in the pool
+    int64_t batch, m, n, k;  // READ: m examples of k bytes each, of n in the pool
+    int64_t add;      // c = a b; 1: s + a b; 2: s + share (t - s) + a b
     int64_t along_n;  // how it is summed: see below
     int64_t ab, am, ak, bb, bk, bn, cb, cm, cn;  // strides: a of batch, m and k; b of batch, k and n; c likewise
+    int64_t sb, sm, sn;  // of s, and of t; they may be c
+    double share;
+};
+
+// The operands of a product, or where a tile of it begins.
+struct Place {
+    const float *a, *b;
+    float* c;
+    const float *s, *t;
+
+    Place batch(const Op& op, int64_t l) const {
+        return {a + l * op.ab, b + l * op.bb, c + l * op.cb, s + l * op.sb, t + l * op.sb};
+    }
+
+    Place tile(const Op& op, int64_t i, int64_t j) const {
+        const int64_t at = i * op.sm + j * op.sn;
+        return {a + i * op.am, b + j * op.bn, c + i * op.cm + j * op.cn, s + at, t + at};
+    }
 };
 
 // c = a b where a and b are contiguous along k: sums of products of vectors.
 template <int R, int C>
-void along_k(const Op& op, const float* a, const float* b, float* c) {
+void along_k(const Op& op, const Place& p) {
     const int64_t am = op.am, bn = op.bn, whole = op.k / WIDTH * WIDTH, left = op.k - whole;
+    const float *a = p.a, *b = p.b;
     Vector sums[R][C] = {};
     for (int64_t k = 0; k < whole; k += WIDTH) {
         Vector y[C];
@@ -104,19 +124,25 @@ void along_k(const Op& op, const float* a, const float* b, float* c) {
     EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
         Vector sum = sums[i][j];
         if (left) sum = multiply_add(load(a + i * am + whole, left), load(b + j * bn + whole, left), sum);
-        float& to = c[i * op.cm + j * op.cn];
-        to = op.add ? to + total(sum) : total(sum);
+        const int64_t at = i * op.sm + j * op.sn;
+        float start = op.add ? p.s[at] : 0;
+        if (op.add == 2) start += (float)op.share * (p.t[at] - start);
+        p.c[i * op.cm + j * op.cn] = start + total(sum);
     }
 }
 
-// c = a b where b and c are contiguous along n: every number of a times vectors of b, the last of which has `left`.
+// c = a b where b, c, s and t are contiguous along n: every number of a times vectors of b, the last of which has `left`.
 template <int R, int C, bool WHOLE>
-void along_n(const Op& op, const float* a, const float* b, float* c, int64_t left = WIDTH) {
+void along_n(const Op& op, const Place& p, int64_t left = WIDTH) {
     const int64_t am = op.am, ak = op.ak, bk = op.bk;
+    const float *a = p.a, *b = p.b;
+    const Vector share = (float)op.share - Vector{};
     Vector sums[R][C];
     EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
-        const float* from = c + i * op.cm + j * WIDTH;
-        sums[i][j] = op.add ? (WHOLE ? load(from) : load(from, left)) : Vector{};
+        const int64_t at = i * op.sm + j * WIDTH;
+        Vector start = op.add ? (WHOLE ? load(p.s + at) : load(p.s + at, left)) : Vector{};
+        if (op.add == 2) start = multiply_add(share, (WHOLE ? load(p.t + at) : load(p.t + at, left)) - start, start);
+        sums[i][j] = start;
     }
     for (int64_t k = 0; k < op.k; k++) {
         Vector y[C];
@@ -127,29 +153,22 @@ void along_n(const Op& op, const float* a, const float* b, float* c, int64_t lef
         }
     }
     EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
-        float* to = c + i * op.cm + j * WIDTH;
+        float* to = p.c + i * op.cm + j * WIDTH;
         WHOLE ? store(to, sums[i][j]) : store(to, sums[i][j], left);
     }
 }
 
 template <int R>
-void rows_along_k(const Op& op, const float* a, const float* b, float* c) {
+void rows(const Op& op, const Place& p) {
     int64_t j = 0;
-    for (; j + COLUMNS <= op.n; j += COLUMNS) along_k<R, COLUMNS>(op, a, b + j * op.bn, c + j * op.cn);
-    for (; j < op.n; j++) along_k<R, 1>(op, a, b + j * op.bn, c + j * op.cn);
-}
-
-template <int R>
-void rows_along_n(const Op& op, const float* a, const float* b, float* c) {
-    int64_t j = 0;
-    for (; j + COLUMNS * WIDTH <= op.n; j += COLUMNS * WIDTH) along_n<R, COLUMNS, true>(op, a, b + j, c + j);
-    for (; j + WIDTH <= op.n; j += WIDTH) along_n<R, 1, true>(op, a, b + j, c + j);
-    if (j < op.n) along_n<R, 1, false>(op, a, b + j, c + j, op.n - j);
-}
-
-template <int R>
-void rows(const Op& op, const float* a, const float* b, float* c) {
-    op.along_n ? rows_along_n<R>(op, a, b, c) : rows_along_k<R>(op, a, b, c);
+    if (op.along_n) {
+        for (; j + COLUMNS * WIDTH <= op.n; j += COLUMNS * WIDTH) along_n<R, COLUMNS, true>(op, p.tile(op, 0, j));
+        for (; j + WIDTH <= op.n; j += WIDTH) along_n<R, 1, true>(op, p.tile(op, 0, j));
+        if (j < op.n) along_n<R, 1, false>(op, p.tile(op, 0, j), op.n - j);
+    } else {
+        for (; j + COLUMNS <= op.n; j += COLUMNS) along_k<R, COLUMNS>(op, p.tile(op, 0, j));
+        for (; j < op.n; j++) along_k<R, 1>(op, p.tile(op, 0, j));
+    }
 }
 
 // b turned, so that it is contiguous along n: where sums are short, adding up each of them costs more.
@@ -161,22 +180,20 @@ const float* turned(const Op& op, const float* b) {
     return room.data();
 }
 
-void product(const Op& given, const float* a, const float* first, float* c) {
+void product(const Op& given, const Place& all) {
     Op op = given;
-    const bool turn = !given.along_n && given.cn == 1 && given.k <= SHORT;
-    if (turn) op.along_n = 1, op.bk = given.n;
-    for (int64_t l = 0; l < op.batch; l++, a += op.ab, c += op.cb) {
-        const float* b = first + l * op.bb;
-        if (turn) b = turned(given, b);
+    const bool turn = !given.along_n && given.cn == 1 && given.sn == 1 && given.k <= SHORT;
+    if (turn) op.along_n = 1, op.bk = given.n, op.bn = 1;
+    for (int64_t l = 0; l < op.batch; l++) {
+        Place p = all.batch(op, l);
+        if (turn) p.b = turned(given, p.b);
         int64_t i = 0;
-        for (; i + ROWS <= op.m; i += ROWS) rows<ROWS>(op, a + i * op.am, b, c + i * op.cm);
-        const float* left = a + i * op.am;
-        float* to = c + i * op.cm;
+        for (; i + ROWS <= op.m; i += ROWS) rows<ROWS>(op, p.tile(op, i, 0));
         switch (op.m - i) {
-            case 1: rows<1>(op, left, b, to); break;
-            case 2: rows<2>(op, left, b, to); break;
-            case 3: rows<3>(op, left, b, to); break;
-            case 4: rows<4>(op, left, b, to); break;
+            case 1: rows<1>(op, p.tile(op, i, 0)); break;
+            case 2: rows<2>(op, p.tile(op, i, 0)); break;
+            case 3: rows<3>(op, p.tile(op, i, 0)); break;
+            case 4: rows<4>(op, p.tile(op, i, 0)); break;
         }
     }
 }
@@ -205,8 +222,9 @@ extern "C" const char* run(const Op* ops, int64_t number, void* const* table, in
             for (int64_t at = 0; at < number; at++) {
                 const Op& op = ops[at];
                 void* const* with = table + op.first;
+                const auto number = [&](int k) { return (float*)with[k]; };
                 if (op.kind == PRODUCT)
-                    product(op, (const float*)with[0], (const float*)with[1], (float*)with[2]);
+                    product(op, {number(0), number(1), number(2), number(3), number(4)});
                 else if (op.kind == READ)
                     read(op, (const char*)with[0], (const int64_t*)with[1], (char*)with[2]);
                 else if (op.number <= 32)

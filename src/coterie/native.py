@@ -6,9 +6,10 @@ only changes its place. So it is watched once, on memory of ours (`captured`), a
 it was given in the first step, and what it made, are columns of a table of pointers with a row for every step. A carry
 has two places, and steps go to and fro between them.
 
-The products are our own, too. MKL is made for large ones; in a step they have a minibatch of rows, and are many.
+The products are our own, too. MKL is made for large ones; in a step they have a minibatch of rows, and are many. What
+is compiled apart is a part of the step here, where there are no threads to share its work.
 
-A step that does anything else (a convolution, say) is not repeated but called, as before.
+A step that does anything else (another convolution, say) is not repeated but called, as before.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.apart import code_of
 from coterie.machine_code import FOLDER, cache_folder
 from coterie.products import Descent
 
 FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
-FIELDS = 19  # of an Op in native.cpp
+FIELDS = 23  # of an Op in native.cpp
 KERNEL, PRODUCT, READ = range(3)
 LINES = 4  # of gram.cpp
 SOURCES = ("native.cpp", "gram.cpp", "draws.cpp")
@@ -42,6 +44,7 @@ KERNELS = re.compile(r"kernel\d*")  # names of TorchInductor's, and of `coterie.
 
 _own: ContextVar[bool] = ContextVar("own", default=False)
 Pool = tuple[Tensor, Tensor]  # x and y of all examples
+LINE = 64  # bytes of a cache's line
 READS, LENGTH = 2, 6  # the first operations read x and y; which field of theirs is the length of the pool
 
 
@@ -58,6 +61,7 @@ class Watch:
     columns: list[tuple[int, int]] = field(default_factory=list)  # (whose memory, bytes from its start)
     memory: list[torch.UntypedStorage] = field(default_factory=list)  # of the inputs first
     where: dict[int, int] = field(default_factory=dict)
+    made: set[int] = field(default_factory=set)  # memory that only the call itself uses
 
     def __post_init__(self) -> None:
         for value in self.inputs:
@@ -81,16 +85,28 @@ class Watch:
             storage = self.owner(value)
             self.columns.append((storage, value.data_ptr() - self.memory[storage].data_ptr()))
 
-    def product(self, a: Tensor, b: Tensor, c: Tensor, add: bool = False) -> None:
-        """c = a b, or c += a b; [m, k], [k, n], [m, n], or with a batch of them."""
-        if {a.dtype, b.dtype, c.dtype} != {torch.float32}:
+    def product(
+        self, a: Tensor, b: Tensor, c: Tensor, start: Tensor | None = None, end: Tensor | None = None, share: float = 0
+    ) -> None:
+        """c = a b, or c = start + a b, or c = start + share (end - start) + a b; either of both may be c.
+
+        [m, k], [k, n], [m, n], or with a batch of them.
+        """
+        add = (start is not None) + (end is not None)
+        start = c if start is None else start.expand(c.shape)
+        end = start if end is None else end
+        if {value.dtype for value in (a, b, c, start, end)} != {torch.float32}:
             raise NotNative("a product of other numbers")
-        left, right, to = (value[None] if value.ndim == 2 else value for value in (a, b, c))
-        for a, b, c in ((left, right, to), (right.mT, left.mT, to.mT)):  # the same, seen from the side
-            along_n = b.stride(2) == 1 and c.stride(2) == 1
+        if end.stride() != start.stride():
+            raise NotNative("a start and an end that lie otherwise")
+        given = [value[None] if value.ndim == 2 else value for value in (a, b, c, start, end)]
+        right, left, *others = (value.mT for value in given)
+        for a, b, c, start, end in (given, (left, right, *others)):  # the same, seen from the side
+            along_n = b.stride(2) == c.stride(2) == start.stride(2) == 1
             if along_n or (a.stride(2) == 1 and b.stride(1) == 1):
-                size = (*c.shape, a.shape[2], int(add), int(along_n))
-                self.op(PRODUCT, (a, b, c), 0, (*size, *a.stride(), *b.stride(), *c.stride()))
+                size = (*c.shape, a.shape[2], add, int(along_n))
+                strides = (*a.stride(), *b.stride(), *c.stride(), *start.stride())
+                self.op(PRODUCT, (a, b, c, start, end), 0, (*size, *strides, _bits(share)))
                 return
         raise NotNative("a product of another layout")
 
@@ -110,6 +126,22 @@ class Watch:
         torch.matmul(a, b, out=out)
 
     mm = bmm
+
+    def addmm(self, start: Tensor, a: Tensor, b: Tensor, *, alpha: float, beta: float, out: Tensor) -> None:
+        if (alpha, beta) != (1, 1) or torch.get_num_threads() > 1:
+            raise NotNative("a product of another kind, or of more threads")
+        self.product(a, b, out, start)
+        torch.addmm(start, a, b, out=out)
+
+    def towards(self, start: Tensor, end: Tensor, share: float, a: Tensor, b: Tensor) -> Tensor:
+        out = self.empty(start.shape, start.stride(), start.dtype)
+        self.product(a, b, out, start, end, share)
+        return torch.lerp(start, end, share, out=out).addmm_(a, b)
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        made = torch.empty_strided(size, stride, dtype=dtype)
+        self.made.add(self.owner(made))
+        return made
 
 
 @dataclass(frozen=True)
@@ -158,21 +190,20 @@ class Native:
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T, [rows, outputs]: each number of it is rounded alike, whatever the other rows are. Float32, contiguous."""
-    out = x.new_empty(len(x), len(weight))
-    size = (1, *out.shape, x.shape[1], 0, 0)
-    op = np.array([PRODUCT, 0, 0, 3, *size, 0, *x.stride(), 0, 1, weight.stride(0), 0, *out.stride()], np.int64)
-    table = np.array([value.data_ptr() for value in (x, weight, out)], np.int64)
-    _run(op, 1, table, 3, 1)
-    return out
+    return _multiplied(x, weight.T, along_n=False)
 
 
 def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-    """weights @ rows, [n, m] by [m, numbers]; rounded like `layer`. Float32, contiguous."""
-    out = rows.new_empty(len(weights), rows.shape[1])
-    size = (1, *out.shape, len(rows), 0, 1)
-    op = np.array([PRODUCT, 0, 0, 3, *size, 0, *weights.stride(), 0, *rows.stride(), 0, *out.stride()], np.int64)
-    table = np.array([value.data_ptr() for value in (weights, rows, out)], np.int64)
-    _run(op, 1, table, 3, 1)
+    """weights @ rows, [n, m] by [m, numbers], rounded alike, too. Float32, contiguous."""
+    return _multiplied(weights, rows, along_n=True)
+
+
+def _multiplied(a: Tensor, b: Tensor, along_n: bool) -> Tensor:
+    out = a.new_empty(len(a), b.shape[1])
+    size, to = (1, *out.shape, len(b), 0, int(along_n)), (0, *out.stride())
+    op = np.array([PRODUCT, 0, 0, 5, *size, 0, *a.stride(), 0, *b.stride(), *to, *to, 0], np.int64)
+    table = np.array([value.data_ptr() for value in (a, b, out, out, out)], np.int64)
+    _run(op, 1, table, 5, 1)
     return out
 
 
@@ -187,6 +218,11 @@ def gram(leaves: Sequence[Tensor], centre: bool) -> Tensor:
     return torch.from_numpy(total)[:size, :size]
 
 
+def _bits(value: float) -> int:
+    """Of a double, as they are in an Op."""
+    return int(np.float64(value).view(np.int64))
+
+
 def _run(ops: NDArray[np.int64], number: int, table: NDArray[np.int64], columns: int, steps: int) -> None:
     wrong = library().run(ops.ctypes.data, number, table.ctypes.data, columns, steps)
     if wrong:
@@ -194,11 +230,11 @@ def _run(ops: NDArray[np.int64], number: int, table: NDArray[np.int64], columns:
 
 
 def repeatable(graph: torch.fx.GraphModule) -> bool:
-    """Whether a step is likely to be: it has no convolution, nothing compiled apart, and is on the CPU."""
+    """Whether a step is likely to be: it has no convolution but our own, with one thread, and is on the CPU."""
     values = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     targets = [node.target for node in graph.graph.nodes]
-    others = any(each is torch.ops.aten.convolution.default or "coterie" in str(each) for each in targets)
-    return not others and all(value.is_cpu for value in values)
+    apart = any("coterie" in str(each) for each in targets) and torch.get_num_threads() > 1
+    return not apart and torch.ops.aten.convolution.default not in targets and all(value.is_cpu for value in values)
 
 
 def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Sequence[Descent]) -> Native:
@@ -216,7 +252,7 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
     outputs = _replayed(call, watch)(list(inputs))
     for descent in descents:
         leaf, first, second = descent.operands(inputs, outputs)
-        watch.product(first, second, leaf, add=True)
+        watch.product(first, second, leaf, leaf)
     swaps = dict[int, int]()
     in_place = {descent.at for descent in descents}
     for at, leaf in enumerate(inputs[:num_carry]):
@@ -228,6 +264,7 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
         if place < len(watch.inputs) or place in swaps.values() or not whole:
             raise NotNative("a carry that is shown elsewhere")
         swaps[at] = place
+    _shared(watch, watch.made - set(swaps.values()))
     owner, offset = (np.array(each, np.int64) for each in zip(*watch.columns, strict=True))
     memory = watch.memory[len(watch.inputs) :]
     native = Native(np.array(watch.ops, np.int64), owner, offset, memory, len(watch.inputs), swaps)
@@ -241,6 +278,41 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
     if not all(map(_agree, found, expected)):
         raise NotNative("it gives other results")
     return native
+
+
+def _shared(watch: Watch, made: set[int]) -> None:
+    """Gives those that were `made` places in one memory: what is used at different times may have the same.
+
+    In a step of many gradients they are many, and a cache holds few.
+    """
+    used: dict[int, list[int]] = {}  # by which operations, in order
+    for at, (_, _, start, number, *_) in enumerate(watch.ops):
+        for owner, _ in watch.columns[start : start + number]:
+            if owner in made:
+                used.setdefault(owner, []).append(at)
+    sizes = {owner: watch.memory[owner].nbytes() for owner in used}
+    begin = places({owner: (uses[0], uses[-1]) for owner, uses in used.items()}, sizes)
+    room = max((begin[owner] + sizes[owner] for owner in used), default=0)
+    memory = torch.empty(room, dtype=torch.uint8).untyped_storage()
+    watch.columns = [(owner, offset + begin.get(owner, 0)) for owner, offset in watch.columns]
+    watch.memory = [memory if owner in used else own for owner, own in enumerate(watch.memory)]
+
+
+def places(times: dict[int, tuple[int, int]], sizes: dict[int, int]) -> dict[int, int]:
+    """Where each begins, so that no two overlap of which one is used between the first and last times of the other.
+
+    The largest come first, each as far to the front as it goes.
+    """
+    found: dict[int, int] = {}
+    for key in sorted(times, key=lambda key: -sizes[key]):
+        (first, last), at = times[key], 0
+        others = [other for other in found if times[other][0] <= last and times[other][1] >= first]
+        for other in sorted(others, key=lambda other: found[other]):
+            if at + sizes[key] <= found[other]:
+                break
+            at = max(at, -(-(found[other] + sizes[other]) // LINE) * LINE)
+        found[key] = at
+    return found
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
@@ -260,7 +332,9 @@ def _replayed(call: Any, watch: Watch) -> Callable[[list[Tensor]], Sequence[Tens
         if isinstance(value, types.BuiltinFunctionType) and KERNELS.fullmatch(value.__name__)
     }
     kinds = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-    names |= {"torch": types.SimpleNamespace(**kinds), "extern_kernels": watch, "aten": None}
+    ops = types.SimpleNamespace(coterie=_Apart(watch))
+    names |= {"torch": types.SimpleNamespace(**kinds, ops=ops), "extern_kernels": watch, "aten": None}
+    names["empty_strided_cpu"] = watch.empty
     made = types.FunctionType(code.__code__, code.__globals__ | names, code.__name__, code.__defaults__)
     return functools.partial(made, call.__self__)
 
@@ -279,6 +353,23 @@ def own_products(wanted: bool) -> Iterator[None]:
 def own(*values: Tensor) -> bool:
     """Whether we are inside, and these are of the kind that our own code is for."""
     return _own.get() and all(value.is_cpu and value.dtype == torch.float32 for value in values)
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Operations that are compiled apart: what their code does belongs to what is watched."""
+
+    watch: Watch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "towards":
+            return types.SimpleNamespace(default=self.watch.towards)
+
+        def call(*given: Tensor) -> Any:
+            got = _replayed(code_of(name, *given), self.watch)(list(given))
+            return got[0] if len(got) == 1 else got
+
+        return types.SimpleNamespace(default=call)
 
 
 @functools.cache

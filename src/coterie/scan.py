@@ -357,7 +357,6 @@ def _trace(program: _Program, example: list[Tensor]) -> torch.fx.GraphModule:
             lambda *flat: [value.contiguous() for value in function(*flat)],
             decomposition_table=DECOMPOSITIONS if example[0].device.type == "cpu" else None,
         )(*example)
-    winograd.once(graph.graph)
     for node in graph.graph.nodes:
         # Compiled code has a random generator of its own: such a step would change with the engine.
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):

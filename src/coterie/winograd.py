@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
 
 from coterie.apart import apart
 from coterie.layout import first, laid_out, last
@@ -77,15 +76,6 @@ DECOMPOSITIONS: dict[torch._ops.OpOverload[..., Any], Callable[..., Any]] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
 }
-
-
-def once(graph: Graph) -> None:
-    """Lets backward passes use the points that were found in the forward pass."""
-    known: dict[Any, Node] = {}
-    for node in graph.nodes:
-        if node.target is _ops().points and (first := known.setdefault(node.args, node)) is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
 
 
 def _plain(
