@@ -1,7 +1,10 @@
-// Products of rows with each other, in float64: what `attention.py` needs of a few dozen models.
+// Products of rows with each other, in float64, and rows mixed: what `attention.py` needs of a few dozen models. It comes
+// after native.cpp, whose products it uses.
 
 #include <algorithm>
 #include <cstdint>
+#include <system_error>
+#include <thread>
 #include <vector>
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
@@ -12,6 +15,7 @@ namespace {
 #define ALONG _Pragma("omp simd")
 
 constexpr int64_t PIECE = 504;  // numbers of a row at once: 30 rows of so many in float64 are in a core's own cache
+constexpr int64_t WORTH = 500000;  // numbers, for another thread: it takes some 50 microseconds to begin
 constexpr int LINES = 4;        // rows by rows that are multiplied in registers
 #if defined(__AVX512F__)
 constexpr int DOUBLES = 8;
@@ -57,18 +61,16 @@ void add_products(const double* a, const double* b, double* to, int64_t columns)
     EACH for (int i = 0; i < LINES; i++) EACH for (int j = 0; j < LINES; j++) to[i * columns + j] += total(sums[i][j]);
 }
 
-}  // namespace
-
-// total [padded, padded] += X X' for X [rows, numbers], less its mean over the rows where `centre`d. `padded` is the
-// number of rows, and then some so that it is a multiple of 4. Only blocks on and above the diagonal are computed.
-extern "C" void gram(const float* x, int64_t rows, int64_t numbers, int64_t padded, int64_t centre, double* total) {
+// total += X X' over the numbers from `start` to `end` of each row.
+void add_gram(const float* x, int64_t rows, int64_t numbers, int64_t padded, bool centre, int64_t start, int64_t end,
+              double* total) {
     std::vector<double> room(padded * PIECE + DOUBLES);
     double* piece = room.data();
     while (reinterpret_cast<uintptr_t>(piece) % sizeof(Doubles)) piece++;
     std::fill(piece, piece + padded * PIECE, 0.0);
     double mean[PIECE];
-    for (int64_t start = 0; start < numbers; start += PIECE) {
-        const int64_t width = std::min(PIECE, numbers - start);
+    for (; start < end; start += PIECE) {
+        const int64_t width = std::min(PIECE, end - start);
         std::fill(mean, mean + PIECE, 0.0);
         if (centre) {
             for (int64_t i = 0; i < rows; i++)
@@ -84,4 +86,49 @@ extern "C" void gram(const float* x, int64_t rows, int64_t numbers, int64_t padd
             for (int64_t j = i; j < padded; j += LINES)
                 add_products(piece + i * PIECE, piece + j * PIECE, total + i * padded + j, padded);
     }
+}
+
+// Two halves of some work, at once if there is another core. A thread that is gone afterwards: those of OpenMP would
+// keep the core busy, which a worker process is about to need.
+template <typename Half>
+void in_halves(const Half& half, bool worth) {
+    std::thread other;
+    if (worth && std::thread::hardware_concurrency() > 1) try {
+            other = std::thread([&half] { half(1); });
+        } catch (const std::system_error&) {  // there may be no more
+        }
+    half(0);
+    other.joinable() ? other.join() : half(1);
+}
+
+}  // namespace
+
+// total [padded, padded] += X X' for X [rows, numbers], less its mean over the rows where `centre`d. `padded` is the
+// number of rows, and then some so that it is a multiple of 4. Only blocks on and above the diagonal are computed.
+extern "C" void gram(const float* x, int64_t rows, int64_t numbers, int64_t padded, int64_t centre, double* total) {
+    const int64_t middle = (numbers / 2 + PIECE - 1) / PIECE * PIECE, size = padded * padded;
+    std::vector<double> sums(2 * size);  // apart whoever computes them, so that they are rounded alike
+    in_halves(
+        [&](int which) {
+            const int64_t from = which ? middle : 0, to = which ? numbers : std::min(middle, numbers);
+            add_gram(x, rows, numbers, padded, centre, from, to, sums.data() + which * size);
+        },
+        rows * numbers > WORTH);
+    for (int64_t i = 0; i < size; i++) total[i] += sums[i] + sums[size + i];
+}
+
+// out [n, numbers] = weights [n, rows] X.
+extern "C" void mix(const float* weights, const float* x, int64_t n, int64_t rows, int64_t numbers, float* out) {
+    const int64_t middle = (numbers / 2 + WIDTH - 1) / WIDTH * WIDTH;
+    in_halves(
+        [&](int which) {
+            const int64_t from = which ? std::min(middle, numbers) : 0;
+            const int64_t to = which ? numbers : std::min(middle, numbers);
+            Op op = {};
+            op.batch = 1, op.m = n, op.n = to - from, op.k = rows, op.along_n = 1;
+            op.am = rows, op.ak = 1, op.bk = op.cm = op.sm = numbers, op.bn = op.cn = op.sn = 1;
+            float* to_half = out + from;
+            product(op, {weights, x + from, to_half, to_half, to_half});
+        },
+        rows * numbers > WORTH);
 }

@@ -190,20 +190,19 @@ class Native:
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T, [rows, outputs]: each number of it is rounded alike, whatever the other rows are. Float32, contiguous."""
-    return _multiplied(x, weight.T, along_n=False)
+    out = x.new_empty(len(x), len(weight))
+    size = (1, *out.shape, x.shape[1], 0, 0)
+    to = (0, *out.stride())
+    op = np.array([PRODUCT, 0, 0, 5, *size, 0, *x.stride(), 0, 1, weight.stride(0), *to, *to, 0], np.int64)
+    table = np.array([value.data_ptr() for value in (x, weight, out, out, out)], np.int64)
+    _run(op, 1, table, 5, 1)
+    return out
 
 
 def mixed(weights: Tensor, rows: Tensor) -> Tensor:
-    """weights @ rows, [n, m] by [m, numbers], rounded alike, too. Float32, contiguous."""
-    return _multiplied(weights, rows, along_n=True)
-
-
-def _multiplied(a: Tensor, b: Tensor, along_n: bool) -> Tensor:
-    out = a.new_empty(len(a), b.shape[1])
-    size, to = (1, *out.shape, len(b), 0, int(along_n)), (0, *out.stride())
-    op = np.array([PRODUCT, 0, 0, 5, *size, 0, *a.stride(), 0, *b.stride(), *to, *to, 0], np.int64)
-    table = np.array([value.data_ptr() for value in (a, b, out, out, out)], np.int64)
-    _run(op, 1, table, 5, 1)
+    """weights @ rows, [n, m] by [m, numbers]; rounded alike, too. Float32, contiguous."""
+    out = rows.new_empty(len(weights), rows.shape[1])
+    library().mix(weights.data_ptr(), rows.data_ptr(), len(weights), *rows.shape, out.data_ptr())
     return out
 
 
@@ -399,6 +398,7 @@ def library() -> Any:
     found.run.argtypes = [pointer, number, pointer, number, number]
     found.run.restype = ctypes.c_char_p
     found.gram.argtypes = [pointer, number, number, number, number, pointer]
+    found.mix.argtypes = [pointer, pointer, number, number, number, pointer]
     found.draw.argtypes = [number] * 5 + [pointer] * 6
-    found.gram.restype = found.draw.restype = None
+    found.gram.restype = found.mix.restype = found.draw.restype = None
     return found

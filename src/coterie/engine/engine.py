@@ -52,7 +52,10 @@ class Engine:
         rows_of: Callable[[list[int]], Rows],
         purpose: str,
     ) -> list[tuple[list[int], Tree]]:
-        """Apply `fn(*row, batches)` to every client; returns the chunks: (their ids, their results as rows)."""
+        """Apply `fn(*row, batches)` to every client; returns the chunks: (their ids, their results as rows).
+
+        These hold until the next call: a worker's are shown where it wrote them.
+        """
         groups = chunks(federation, ids, 1 if self.kind == "loop" else self.chunk)
         gather = timed("gather")(rows_of)
         work = functools.partial(self._work, purpose, fn)

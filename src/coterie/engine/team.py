@@ -49,13 +49,16 @@ class Arena:
         self._map: mmap.mmap | None = None
 
     def write(self, about: dict[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Rows that are all the same are written once."""
+        """What is there more than once is written once: rows that are all the same, a tensor that is given twice."""
         shapes = [list(value.shape) for value in tensors]
         tensors = [value[0] if tree.repeated(value) else value for value in tensors]
-        places, at = [], 0
+        places, at, known = list[int](), 0, dict[Any, tuple[int, Tensor]]()
         for value in tensors:
-            places.append(at)
-            at += -(-value.numel() * value.element_size() // _ALIGN) * _ALIGN
+            key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+            if key not in known:
+                known[key] = (at, value)
+                at += -(-value.numel() * value.element_size() // _ALIGN) * _ALIGN
+            places.append(known[key][0])
         layout = [
             [str(value.dtype).removeprefix("torch."), list(value.shape), place, shape]
             for value, place, shape in zip(tensors, places, shapes, strict=True)
@@ -65,7 +68,7 @@ class Arena:
         memory = self._mapped(body + at)
         memory[: _LENGTH.size] = _LENGTH.pack(len(header))
         memory[_LENGTH.size : _LENGTH.size + len(header)] = header
-        for value, place in zip(tensors, places, strict=True):
+        for place, value in known.values():
             _tensor(memory, value.dtype, list(value.shape), body + place).copy_(value)
 
     def read(self) -> tuple[dict[str, Any], list[Tensor]]:
@@ -127,7 +130,7 @@ class Team:
 
     @spans.timed("workers")
     def map(self, key: object, work: Work, rows_of: Sequence[Callable[[], Rows]]) -> list[Tree]:
-        """`work` of each chunk, in order. The same `key` means the same `work`."""
+        """`work` of each chunk, in order; they hold until the next call. The same `key` means the same `work`."""
         try:
             return self._map(key, work, rows_of)
         except BaseException:
@@ -161,7 +164,7 @@ class Team:
                 done[own] = work(rows_of[own]())
             nothing_else = bool(busy) and not waiting and not self._more()
             for slot in self._reports(wait=nothing_else):
-                done[busy.pop(slot)] = self._result(slot, done)
+                done[busy.pop(slot)] = self._result(slot, done, copied=bool(waiting))
                 free.append(slot)
         return [done[number] for number in range(len(rows_of))]
 
@@ -227,13 +230,17 @@ class Team:
             slots.append(int(_TOKEN.unpack(token)[0]))
         return slots
 
-    def _result(self, slot: int, done: dict[int, Tree]) -> Tree:
+    def _result(self, slot: int, done: dict[int, Tree], copied: bool) -> Tree:
+        """Of a slot; `copied`, if its memory may be wanted for another chunk."""
         about, values = self._slots[slot].back.read()
         if about["error"]:
             raise CoterieError("a worker process failed:\n" + about["error"])
         if about["spans"]:
             spans.add(about["spans"])
-        each = iter([value.clone() for value in values])
+        if copied:
+            own = {value.data_ptr(): value.clone() for value in values}  # what was given twice still is
+            values = [own[value.data_ptr()].view(value.shape) if value.numel() else value for value in values]
+        each = iter(values)
         return tree.map(lambda _: next(each), next(iter(done.values())))
 
     def _died(self, report: int) -> None:

@@ -84,8 +84,10 @@ def plain(values: NDArray[np.float64]) -> list[float]:
 def mean(values: NDArray[np.float64] | list[float], weights: NDArray[np.float64] | list[float] | None = None) -> float:
     """The average of what is defined; NaN if nothing is."""
     array = np.asarray(values, dtype=float)
-    weight = np.ones(len(array)) if weights is None else np.asarray(weights, dtype=float)
     there = ~np.isnan(array)
+    if weights is None:
+        return float(array[there].mean()) if there.any() else math.nan
+    weight = np.asarray(weights, dtype=float)
     return float(np.average(array[there], weights=weight[there])) if weight[there].sum() > 0 else math.nan
 
 

@@ -294,7 +294,7 @@ class Joint:
         results: dict[int, Results] = {k: [] for k in works}
         for group, rows in mapped:
             for k, own, at in self._owners(group):
-                results[k].append((own, rows if len(own) == len(group) else tree.rows(rows, torch.tensor(at))))
+                results[k].append((own, tree.rows(rows, torch.tensor(at))))  # copied: all others ask before it is used
         return results
 
     def _union(self, works: dict[int, Work]) -> Work:
