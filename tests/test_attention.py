@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from coterie import attention, tree
+from coterie import attention, native, tree
 
 
 def rows(size: int = 5, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
@@ -109,3 +109,36 @@ def test_typical_is_the_median_over_pairs_that_were_heard():
 def test_nobody_attends_to_itself_or_to_those_never_heard():
     expected = torch.tensor([[False, False, True], [True, False, True], [True, False, False]])
     assert torch.equal(attention.others(torch.tensor([True, False, True])), expected)
+
+
+@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+@pytest.mark.parametrize(("size", "numbers"), [(1, 3), (3, 1), (5, 505), (20, 1300), (31, 20_000)])
+def test_few_models_by_our_own_code(size, numbers):
+    """31 x 20,000 are enough for a second thread; the results are those of one."""
+    draw = torch.Generator().manual_seed(0)
+    models = {"w": torch.randn(size, numbers, generator=draw) + 3, "b": torch.randn(size, 2, generator=draw)}
+    xi = torch.rand(size, size, generator=draw, dtype=torch.float64)
+    x = flat(models)
+    with native.own_products(True):
+        distances, cosines, mixed = attention.squared_distances(models), attention.cosines(models), {}
+        for some in (range(size), range(size // 2, size)):
+            mixed[len(some)] = attention.combine(xi[list(some)], models)
+    torch.testing.assert_close(distances, ((x[:, None] - x[None]) ** 2).sum(2), rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(
+        cosines, torch.nn.functional.cosine_similarity(x[:, None], x[None], 2), rtol=1e-12, atol=0
+    )
+    assert torch.equal(distances, distances.T)
+    assert bool((distances.diagonal() == 0).all())
+    torch.testing.assert_close(flat(mixed[size]), xi @ x, rtol=1e-5, atol=1e-4)
+    late = size - size // 2
+    assert torch.equal(flat(mixed[late]), flat(mixed[size])[-late:]), "whoever else is asked for"
+
+
+@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
+def test_our_own_code_is_not_for_other_numbers():
+    models = rows(4)  # float64
+    with native.own_products(True):
+        found = attention.combine(torch.eye(4), models)
+        distances = attention.squared_distances(models)
+    assert all(torch.equal(found[name], models[name]) for name in models)
+    assert torch.equal(distances, attention.squared_distances(models))

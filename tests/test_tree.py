@@ -276,3 +276,15 @@ def test_mean_of_long_rows_is_the_same_on_all_processors(monkeypatch, numbers, m
     population, weights = torch.randn(7, numbers, 1, generator=draw), torch.rand(7, generator=draw)
     expected = (weights.double() / weights.double().sum()) @ population.double().flatten(1)
     torch.testing.assert_close(tree.mean(population, weights), expected.float()[:, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+def test_rows_are_taken_and_written(dtype, shape):
+    leaf = torch.arange(6 * torch.Size(shape).numel()).reshape(6, *shape).to(dtype)
+    ids, new = torch.tensor([4, 0, 5]), torch.ones(3, *shape, dtype=dtype)
+    assert torch.equal(tree.rows(leaf, ids), leaf[ids])
+    expected = leaf.clone()
+    expected[ids] = new
+    tree.write_rows(leaf, ids, new)
+    assert torch.equal(leaf, expected)

@@ -144,3 +144,20 @@ def test_an_arena_holds_all_kinds_of_tensors() -> None:
     for ours, theirs in zip(got, given, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
+
+
+def test_what_is_given_twice_is_written_once_and_comes_out_alike() -> None:
+    arena, value, nothing = Arena(), torch.randn(1000), torch.empty(0)
+    given = [nothing, value, value[:500], nothing, value, value.view(10, 100), value.expand(4, -1)]
+    arena.write({}, given)
+    _, found = arena.read()
+    assert all(torch.equal(a, b) for a, b in zip(found, given, strict=True))
+    assert found[1].data_ptr() == found[4].data_ptr() != found[2].data_ptr()
+
+
+def test_results_hold_while_their_memory_is_used_for_other_chunks() -> None:
+    team = Team(2)
+    for _ in range(3):
+        results = team.map("squares", squares, asked(30, width=1000))
+        assert all(bool((each["square"] == n * n).all()) for n, each in enumerate(results))
+    team.close()

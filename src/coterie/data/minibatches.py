@@ -49,8 +49,9 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
     seeds = rng.seeds_of((seed, purpose, round), [federation.names[i] for i in ids])
     own = [federation.split(i).train for i in ids]
-    one_by_one = plan.steps or not epochs or not native.loaded() or not draws_alike()
-    index, mask, key = (_drawn if one_by_one else _drawn_at_once)(own, seeds, plan, epochs, longest, width)
+    all_fit = width >= min(plan.batch_size, max(sizes))
+    at_once = epochs and not plan.steps and all_fit and native.loaded() and draws_alike()
+    index, mask, key = (_drawn_at_once if at_once else _drawn)(own, seeds, plan, epochs, longest, width)
     device = federation.x.device
     if federation.weights is not None:
         mask *= federation.weights.cpu().numpy()[index]
@@ -89,6 +90,7 @@ def _drawn(own: list[Index], seeds: Seeds, plan: Plan, epochs: int, longest: int
 
 def _drawn_at_once(own: list[Index], seeds: Seeds, plan: Plan, epochs: int, longest: int, width: int) -> Drawn:
     """The same, bit for bit, by draws.cpp: some 5 microseconds a client."""
+    own = [np.ascontiguousarray(examples, np.int64) for examples in own]
     sizes = np.array([len(examples) for examples in own])
     where = np.array([examples.__array_interface__["data"][0] for examples in own])
     index, mask = (np.empty((len(own), epochs, longest * width), kind) for kind in (np.int64, np.float32))
