@@ -44,6 +44,7 @@ Form = dict[str, tuple[int, int]]  # of matrices that are named by their type: t
 SMALL = 64 * 2**20  # bytes of rows that are not worth paging
 SPARSE = 4  # a segment is merged when less than one in so many of its rows count
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for them
+TRIMMED = 100  # times that rows are put, between two times that the heap is trimmed
 FIRST = -1  # the number of the segment that all clients begin with
 
 
@@ -148,7 +149,10 @@ class Store:
         return nbytes > min(SMALL, self.memory // 2)
 
     def keep(self, segment: Segment) -> Segment:
-        self._segments[next(self._number)] = segment
+        number = next(self._number)
+        self._segments[number] = segment
+        if number % TRIMMED == TRIMMED - 1:
+            _trim()
         held = [each for each in self._segments.values() if each.held]  # the oldest first
         excess = sum(each.nbytes for each in held) - self.memory
         for each in held:
@@ -265,6 +269,12 @@ def keep_memory() -> None:
     if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(MMAP_THRESHOLD, 32 * 2**20)  # larger ones are still on their own
         libc.mallopt(TRIM_THRESHOLD, 128 * 2**20)
+
+
+def _trim() -> None:
+    """Give the heap's holes back to the system. It costs the rounds after it tens of milliseconds, so not in each."""
+    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _apart(rows: int, numbers: int, dtype: torch.dtype) -> Tensor:
