@@ -66,6 +66,15 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> tuple[C
     return run, getattr(made[0], "current_callable", None) if made else None
 
 
+def compile_source(text: str) -> Any:
+    """C++ as a library. Raises what TorchInductor raises."""
+    os.environ.setdefault(FOLDER, str(cache_folder()))
+    from torch._inductor.codecache import CppCodeCache
+
+    with _own_headers(), _processor_known():
+        return CppCodeCache.load(text)
+
+
 @contextlib.contextmanager
 def no_garbage() -> Iterator[None]:
     """Nothing is looked through for garbage meanwhile: a graph and its code are many objects, all in use."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.apart import code_of
-from coterie.machine_code import FOLDER, cache_folder
+from coterie.machine_code import compile_source
 from coterie.products import Descent
 
 FEW, MOST = 32, 128  # arguments of a kernel: it is given so many, whoever takes fewer
@@ -389,11 +388,8 @@ def loaded() -> bool:
 @functools.cache
 def library() -> Any:
     """What is in `SOURCES`, compiled once a machine."""
-    os.environ.setdefault(FOLDER, str(cache_folder()))
-    from torch._inductor.codecache import CppCodeCache  # not earlier: see `machine_code`
-
     text = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in SOURCES)
-    found = CppCodeCache.load(text)
+    found = compile_source(text)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.run.argtypes = [pointer, number, pointer, number, number]
     found.run.restype = ctypes.c_char_p
