@@ -29,7 +29,9 @@ from coterie.scan import compilations, refusals
 CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory
 OWN_CACHE = 1_000_000  # the same of a compiled step, which has so little cost of its own that it may be smaller
 SAVES = (0.4, 0.25)  # the share of the time that compiling saves, at least where it was measured; of the less promising
-ALIKE = 0.7  # of a loop's time: from here on, stacking saves too little to be compiled first
+ALIKE = (
+    0.7  # of a loop's time: from here on, stacking saves too little to be compiled first, and both are looked at twice
+)
 FEW = 4  # clients to look at
 PROBE = 2  # steps of the first look
 LOOK = 0.3  # seconds to look at one engine, once it is warm, and at most
@@ -135,6 +137,10 @@ def choose(
     if compiled is not True:
         for kind in sorted(kinds, reverse=True):  # stacked first: a loop is often hopeless then
             measure(kind, candidates[kind])
+        if len(times) == 2 and min(times.values()) > ALIKE * max(times.values()):  # other work may have decided it
+            for kind, before in list(times.items()):
+                measure(kind, candidates[kind])
+                times[kind] = min(before, times[kind])
     order = sorted(kinds, reverse=True)
     if len(times) == len(kinds) == 2:  # a step that gains nothing by stacking is arithmetic: alone it compiles sooner
         order = sorted(kinds, reverse=times["stacked"] < ALIKE * times["loop"])
