@@ -164,18 +164,16 @@ def broadcast(tree: T, size: int) -> T:
 def rows(tree: T, ids: Tensor | int | slice) -> T:
     """The rows `ids` (copied; a slice of them is not), or one row without its client axis."""
     if isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype == torch.int64:
-        return map(
-            lambda leaf: leaf.index_select(0, ids), tree
-        )  # whole rows, up to six times as fast as number by number
+        # Whole rows: up to six times as fast as by number.
+        return map(lambda leaf: leaf.index_select(0, ids), tree)
     return map(lambda leaf: leaf[ids], tree)
 
 
 def write_rows(into: Tensor, ids: Tensor, new: Tensor) -> None:
     """into[ids] = new, in place."""
     if into.is_cpu and into.dtype != torch.bfloat16 and new.is_cpu and into.dtype == new.dtype:
-        into.detach().numpy()[ids.numpy()] = (
-            new.detach().numpy()
-        )  # whole rows, up to four times as fast as `index_copy_`
+        # Whole rows, up to four times as fast as `index_copy_`.
+        into.detach().numpy()[ids.numpy()] = new.detach().numpy()
     else:
         into.index_copy_(0, ids.to(into.device), new)
 

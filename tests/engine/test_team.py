@@ -161,3 +161,17 @@ def test_results_hold_while_their_memory_is_used_for_other_chunks() -> None:
         results = team.map("squares", squares, asked(30, width=1000))
         assert all(bool((each["square"] == n * n).all()) for n, each in enumerate(results))
     team.close()
+
+
+def test_a_row_and_the_same_row_for_all_come_back_from_a_slot_that_is_used_again() -> None:
+    def both(given: Any) -> Any:
+        row = given[0][0]["n"]
+        return {"row": row, "all": row.expand(4, -1), "none": row[:0]}
+
+    team = Team(2)
+    for number, each in enumerate(team.map("both", both, asked(12))):
+        assert bool((each["row"] == number).all())
+        assert each["all"].shape == (4, 3)
+        assert bool((each["all"] == number).all())
+        assert each["none"].shape == (0,)
+    team.close()

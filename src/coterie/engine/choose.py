@@ -29,9 +29,7 @@ from coterie.scan import compilations, refusals
 CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory
 OWN_CACHE = 1_000_000  # the same of a compiled step, which has so little cost of its own that it may be smaller
 SAVES = (0.4, 0.25)  # the share of the time that compiling saves, at least where it was measured; of the less promising
-ALIKE = (
-    0.7  # of a loop's time: from here on, stacking saves too little to be compiled first, and both are looked at twice
-)
+ALIKE = 0.7  # of a loop's time: from here on, stacking saves too little to be compiled first; both are looked at twice
 FEW = 4  # clients to look at
 PROBE = 2  # steps of the first look
 LOOK = 0.3  # seconds to look at one engine, once it is warm, and at most

@@ -238,8 +238,8 @@ class Team:
         if about["spans"]:
             spans.add(about["spans"])
         if copied:
-            own = {value.data_ptr(): value.clone() for value in values}  # what was given twice still is
-            values = [own[value.data_ptr()].view(value.shape) if value.numel() else value for value in values]
+            own = {(value.data_ptr(), value.shape): value.clone() for value in values}  # what was given twice still is
+            values = [own[value.data_ptr(), value.shape] for value in values]
         each = iter(values)
         return tree.map(lambda _: next(each), next(iter(done.values())))
 
