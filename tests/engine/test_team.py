@@ -166,10 +166,11 @@ def test_results_hold_while_their_memory_is_used_for_other_chunks() -> None:
 def test_a_row_and_the_same_row_for_all_come_back_from_a_slot_that_is_used_again() -> None:
     def both(given: Any) -> Any:
         row = given[0][0]["n"]
+        time.sleep(0.005)  # so that the worker has some of them, too, while others wait
         return {"row": row, "all": row.expand(4, -1), "none": row[:0]}
 
     team = Team(2)
-    for number, each in enumerate(team.map("both", both, asked(12))):
+    for number, each in enumerate(team.map("both", both, asked(20))):
         assert bool((each["row"] == number).all())
         assert each["all"].shape == (4, 3)
         assert bool((each["all"] == number).all())
