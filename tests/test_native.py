@@ -38,7 +38,7 @@ def repeated(watch: Watch) -> None:
     """What was watched, once, where it was."""
     row = [watch.memory[owner].data_ptr() + offset for owner, offset in watch.columns]
     table, ops = np.array([*row, *[0] * MOST], np.int64), np.array(watch.ops, np.int64)
-    assert library().run(ops.ctypes.data, len(ops), table.ctypes.data, len(table), 1) is None
+    assert library().run(ops.ctypes.data, len(ops), table.ctypes.data) is None
 
 
 def layouts(*shape: int) -> dict[str, Tensor]:

@@ -1,11 +1,15 @@
 // A scan as one call: the kernels of a compiled step, and the matrix products between them, step after step.
 //
-// What a step does is a list of `Op`s. Where its operands are, in each step, is a row of a table of pointers.
+// What a step does is a list of `Op`s. Where its operands are, in each step, is a row of pointers.
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -81,7 +85,7 @@ enum { KERNEL, PRODUCT, READ };
 struct Op {
     int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, with more added to it; READ examples
     void* kernel;
-    int64_t first;   // of its columns in the table: all pointers of a kernel; a, b, c, s, t; or the pool, positions, to
+    int64_t first;   // of its columns in the row: all pointers of a kernel; a, b, c, s, t; or the pool, positions, to
     int64_t number;  // of them
     int64_t batch, m, n, k;  // READ: m examples of k bytes each, of n in the pool
     int64_t add;      // c = a b; 1: s + a b; 2: s + share (t - s) + a b
@@ -212,29 +216,96 @@ void call(void* kernel, void* const* with, std::index_sequence<I...>) {
     reinterpret_cast<Kernel>(kernel)(with[I]...);
 }
 
+void take_step(const Op* ops, int64_t number, void* const* row) {
+    for (const Op* op = ops; op < ops + number; op++) {
+        void* const* with = row + op->first;
+        const auto numbers = [&](int k) { return (float*)with[k]; };
+        if (op->kind == PRODUCT)
+            product(*op, {numbers(0), numbers(1), numbers(2), numbers(3), numbers(4)});
+        else if (op->kind == READ)
+            read(*op, (const char*)with[0], (const int64_t*)with[1], (char*)with[2]);
+        else if (op->number <= 32)
+            call(op->kernel, with, std::make_index_sequence<32>());
+        else
+            call(op->kernel, with, std::make_index_sequence<128>());
+    }
+}
+
+struct Move {  // before a step, or after the last one: a client's row comes to a lane, or leaves it
+    int64_t step;
+    const char* from;
+    char* to;
+    int64_t bytes;
+};
+
+struct Walk {
+    const Op* ops;
+    int64_t number;       // of them
+    char* const* base;    // where the operands are, in even steps and in odd ones: two rows of `width` columns
+    const int64_t* ahead; // how many bytes further on with every step
+    int64_t width;
+    int64_t steps;
+    const Move* moves;    // in the order of their steps
+    int64_t num_moves;
+};
+
+void take(const Walk& walk) {
+    std::vector<void*> row(walk.width);
+    const Move *move = walk.moves, *last = move + walk.num_moves;
+    for (int64_t step = 0; step <= walk.steps; step++) {
+        for (; move < last && move->step == step; move++) std::memcpy(move->to, move->from, move->bytes);
+        if (step == walk.steps) break;
+        char* const* base = walk.base + step % 2 * walk.width;
+        for (int64_t k = 0; k < walk.width; k++) row[k] = base[k] + step * walk.ahead[k];
+        take_step(walk.ops, walk.number, row.data());
+    }
+}
+
+int64_t now() {
+    using namespace std::chrono;
+    return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
-// `steps` times all of `ops`; the table has a row a step, `columns` wide. Returns what went wrong, or null.
-extern "C" const char* run(const Op* ops, int64_t number, void* const* table, int64_t columns, int64_t steps) {
+// All of `ops`, once, with the operands of a row. Returns what went wrong, or null.
+extern "C" const char* run(const Op* ops, int64_t number, void* const* row) {
     static thread_local std::string wrong;
     try {
-        for (int64_t step = 0; step < steps; step++, table += columns)
-            for (int64_t at = 0; at < number; at++) {
-                const Op& op = ops[at];
-                void* const* with = table + op.first;
-                const auto number = [&](int k) { return (float*)with[k]; };
-                if (op.kind == PRODUCT)
-                    product(op, {number(0), number(1), number(2), number(3), number(4)});
-                else if (op.kind == READ)
-                    read(op, (const char*)with[0], (const int64_t*)with[1], (char*)with[2]);
-                else if (op.number <= 32)
-                    call(op.kernel, with, std::make_index_sequence<32>());
-                else
-                    call(op.kernel, with, std::make_index_sequence<128>());
-            }
+        take_step(ops, number, row);
         return nullptr;
     } catch (const std::exception& error) {
         wrong = error.what();
         return wrong.c_str();
     }
+}
+
+// Every walk, whole, by one of `threads`: this one and others that live as long as this call. `times` are each thread's
+// first and last nanosecond. Returns what went wrong, or null.
+extern "C" const char* walk(const Walk* walks, int64_t number, int64_t threads, int64_t* times) {
+    static thread_local std::string wrong;
+    std::atomic<int64_t> next{0};
+    std::vector<std::string> errors(threads);
+    const auto work = [&](int64_t thread) {
+        times[2 * thread] = now();
+        try {
+            for (int64_t at = next++; at < number; at = next++) take(walks[at]);
+        } catch (const std::exception& error) {
+            errors[thread] = error.what();
+        }
+        times[2 * thread + 1] = now();
+    };
+    std::vector<std::thread> others;
+    try {
+        for (int64_t thread = 1; thread < threads; thread++) others.emplace_back(work, thread);
+    } catch (const std::system_error&) {  // there may be no more of them: those that are there do it all
+    }
+    work(0);
+    for (std::thread& other : others) other.join();
+    for (const std::string& error : errors)
+        if (!error.empty()) {
+            wrong = error;
+            return wrong.c_str();
+        }
+    return nullptr;
 }

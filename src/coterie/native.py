@@ -1,10 +1,11 @@
-"""A scan without Python between its steps: a compiled step's own kernels, called from C++ with tables of pointers.
+"""A scan without Python between its steps: a compiled step's own kernels, called from C++ with rows of pointers.
 
 Called from Python, a compiled step of a small network spends more time on making tensors and checking them than on
 numbers. What TorchInductor's code does is the same in every step: it calls kernels, and matrix products, on memory that
 only changes its place. So it is watched once, on memory of ours (`captured`), and then repeated by `native.cpp`: what
-it was given in the first step, and what it made, are columns of a table of pointers with a row for every step. A carry
-has two places, and steps go to and fro between them.
+it was given in the first step, and what it made, are columns of a row of pointers, which is another one in every step.
+A carry has two places, and steps go to and fro between them. Clients come to their lanes and leave them on the way, so
+that a whole scan is one call; several of them can be taken at a time, each by a thread.
 
 The products are our own, too. MKL is made for large ones; in a step they have a minibatch of rows, and are many. What
 is compiled apart is a part of the step here, where there are no threads to share its work.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -143,6 +144,21 @@ class Watch:
         return made
 
 
+class Walk(NamedTuple):
+    """Steps to take, as native.cpp wants to know of them, and the memory that they use."""
+
+    ops: NDArray[np.int64]
+    base: NDArray[np.int64]  # [2, columns]: where operands are in even steps, and in odd ones
+    ahead: NDArray[np.int64]  # [columns]: so many bytes further on with every step
+    steps: int
+    moves: NDArray[np.int64]  # [moves, 4]: before which step, from where, to where, how many bytes
+    held: Any
+
+    def fields(self) -> list[int]:
+        ops, base, ahead, moves = (array.ctypes.data for array in (self.ops, self.base, self.ahead, self.moves))
+        return [ops, len(self.ops), base, ahead, len(self.ahead), self.steps, moves, len(self.moves)]
+
+
 @dataclass(frozen=True)
 class Native:
     """A step that `native.cpp` repeats."""
@@ -153,38 +169,112 @@ class Native:
     memory: list[torch.UntypedStorage]
     num_inputs: int
     swaps: dict[int, int]  # which leaf of the carry goes to and fro between its place and which of ours
+    _rooms: list[list[torch.UntypedStorage]] = field(default_factory=list, repr=False)  # memory of walks beside others
 
     @functools.cached_property
     def width(self) -> int:
-        """Of the table: whoever takes few arguments is handed those of others, too."""
+        """Of a row of pointers: whoever takes few arguments is handed those of others, too."""
         return max(int(first) + (FEW if number <= FEW else MOST) for _, _, first, number, *_ in self.ops.tolist())
 
-    def spare(self, carry: Sequence[Tensor]) -> list[Tensor]:
-        """The other place of every leaf; its own, where it is changed there."""
-        return [torch.empty_like(leaf) if at in self.swaps else leaf for at, leaf in enumerate(carry)]
-
-    def steps(
-        self, carry: list[Tensor], spare: list[Tensor], aux: Sequence[Tensor], pool: Pool, batches: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def steps(self, carry: list[Tensor], aux: Sequence[Tensor], pool: Pool, batches: Sequence[Tensor]) -> list[Tensor]:
         """A step for every row of `batches`: positions in the pool, mask, key. Everything is contiguous.
 
-        Returns the carry and its other place.
+        Changes the carry's tensors, and may use them for others.
         """
-        number, known = len(batches[0]), len(self.owner)
-        rest = [leaf.data_ptr() for leaf in (*aux, *pool, *batches)]
-        own = [storage.data_ptr() for storage in self.memory]
-        table = np.zeros((number, self.width), np.int64)
-        moves = np.zeros(self.num_inputs + len(own), np.int64)  # from step to step
-        moves[self.num_inputs - len(batches) : self.num_inputs] = [part[0].nbytes for part in batches]
-        table[:, :known] = np.arange(number)[:, None] * moves[self.owner]
-        for turn, (here, there) in enumerate(((carry, spare), (spare, carry))):
-            base = np.array([*(leaf.data_ptr() for leaf in here), *rest, *own], np.int64)
+        places = self._places(carry)
+        walks([self._walk(places, aux, pool, batches, np.empty((0, 4), np.int64), 0)])
+        return places[len(batches[0]) % 2]
+
+    def in_lanes(
+        self, start: Sequence[Tensor], aux: Sequence[tuple[Tensor, bool]], pool: Pool, lanes: Lanes, room: int
+    ) -> Walk:
+        """The steps of clients that share lanes. Their rows, each contiguous, are fetched and brought back on the way.
+
+        Of `aux`, each has rows of the clients or is the same for all. Walks at the same time need a `room` each.
+        """
+        carry = [leaf.new_empty(lanes.number, *leaf.shape[1:]) for leaf in start]
+        fixed = [leaf.new_empty(lanes.number, *leaf.shape[1:]) if own else leaf for leaf, own in aux]
+        rows = [leaf for leaf, own in aux if own]
+        places = self._places(carry)
+        beside = [leaf for leaf, (_, own) in zip(fixed, aux, strict=True) if own]
+        home, apart = (np.array(each, np.int64) for each in zip(*map(_rows, [*start, *rows]), strict=True))
+        here = np.array([[leaf.data_ptr() for leaf in (*place, *beside)] for place in places], np.int64)
+        size = np.array([leaf[0].nbytes for leaf in (*carry, *beside)], np.int64)
+        step, lane, client = lanes.comes.T[:, :, None]
+        come = _moves(step, home + client * apart, here[step[:, 0] % 2] + lane * size, size)
+        step, lane, client = lanes.goes.T[:, :, None]
+        here, size, home = here[:, : len(start)], size[: len(start)], _addresses(lanes.done)
+        go = _moves(step, here[step[:, 0] % 2] + lane * size, home + client * size, size)
+        moves = np.concatenate([go, come])  # who goes is gone before another one comes
+        moves = moves[moves[:, 0].argsort(kind="stable")]
+        return self._walk(places, fixed, pool, lanes.batches, moves, room)
+
+    def _places(self, carry: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Of every leaf, in even steps and in odd ones; the same, where it is changed in its place."""
+        return carry, [torch.empty_like(leaf) if at in self.swaps else leaf for at, leaf in enumerate(carry)]
+
+    def _walk(
+        self,
+        places: tuple[list[Tensor], list[Tensor]],
+        aux: Sequence[Tensor],
+        pool: Pool,
+        batches: Sequence[Tensor],
+        moves: NDArray[np.int64],
+        room: int,
+    ) -> Walk:
+        memory, known = self._room(room), len(self.owner)
+        rest = [leaf.data_ptr() for leaf in (*aux, *pool, *batches)] + [storage.data_ptr() for storage in memory]
+        ahead, base = np.zeros(self.width, np.int64), np.zeros((2, self.width), np.int64)
+        each = np.zeros(self.num_inputs + len(memory), np.int64)
+        each[self.num_inputs - len(batches) : self.num_inputs] = [part[0].nbytes for part in batches]
+        ahead[:known] = each[self.owner]
+        for turn, (here, there) in enumerate((places, places[::-1])):
+            where = np.array([*(leaf.data_ptr() for leaf in here), *rest], np.int64)
             for leaf, place in self.swaps.items():
-                base[place] = there[leaf].data_ptr()
-            table[turn::2, :known] += base[self.owner] + self.offset
+                where[place] = there[leaf].data_ptr()
+            base[turn, :known] = where[self.owner] + self.offset
         self.ops[:READS, LENGTH] = [len(part) for part in pool]
-        _run(self.ops, len(self.ops), table, self.width, number)
-        return (spare, carry) if number % 2 else (carry, spare)
+        return Walk(self.ops, base, ahead, len(batches[0]), moves, (places, aux, pool, batches, memory))
+
+    def _room(self, number: int) -> list[torch.UntypedStorage]:
+        while len(self._rooms) < number:
+            own = {storage.data_ptr(): storage.clone() for storage in self.memory}  # type: ignore[no-untyped-call]
+            self._rooms.append([own[storage.data_ptr()] for storage in self.memory])
+        return self._rooms[number - 1] if number else self.memory
+
+
+class Lanes(NamedTuple):
+    """Who is on which lane when: rows of (before which step, lane, client)."""
+
+    number: int
+    comes: NDArray[np.int64]  # [moves, 3]
+    goes: NDArray[np.int64]
+    batches: Sequence[Tensor]  # positions, mask and key; [steps, lanes, ...]
+    done: Sequence[Tensor]  # the rows of clients that have gone
+
+
+def walks(given: Sequence[Walk], threads: int = 1) -> list[list[int]]:
+    """Take the steps of all, so many at the same time; returns when each thread began and ended, in ns."""
+    fields = np.array([walk.fields() for walk in given], np.int64)
+    times = np.zeros((threads, 2), np.int64)
+    wrong = library().walk(fields.ctypes.data, len(given), threads, times.ctypes.data)
+    if wrong:
+        raise RuntimeError(wrong.decode())
+    return times.tolist()
+
+
+def _addresses(leaves: Sequence[Tensor]) -> NDArray[np.int64]:
+    return np.array([leaf.data_ptr() for leaf in leaves], np.int64)
+
+
+def _rows(leaf: Tensor) -> tuple[int, int]:
+    """Where the first one is, and how many bytes further on the next: none, where all are one."""
+    return leaf.data_ptr(), leaf.stride(0) * leaf.element_size()
+
+
+def _moves(*parts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[moves, 4] of arrays that fit each other."""
+    return np.stack(np.broadcast_arrays(*parts), -1).reshape(-1, len(parts))
 
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
@@ -193,8 +283,9 @@ def layer(x: Tensor, weight: Tensor) -> Tensor:
     size = (1, *out.shape, x.shape[1], 0, 0)
     to = (0, *out.stride())
     op = np.array([PRODUCT, 0, 0, 5, *size, 0, *x.stride(), 0, 1, weight.stride(0), *to, *to, 0], np.int64)
-    table = np.array([value.data_ptr() for value in (x, weight, out, out, out)], np.int64)
-    _run(op, 1, table, 5, 1)
+    wrong = library().run(op.ctypes.data, 1, _addresses((x, weight, out, out, out)).ctypes.data)
+    if wrong:
+        raise RuntimeError(wrong.decode())
     return out
 
 
@@ -219,12 +310,6 @@ def gram(leaves: Sequence[Tensor], centre: bool) -> Tensor:
 def _bits(value: float) -> int:
     """Of a double, as they are in an Op."""
     return int(np.float64(value).view(np.int64))
-
-
-def _run(ops: NDArray[np.int64], number: int, table: NDArray[np.int64], columns: int, steps: int) -> None:
-    wrong = library().run(ops.ctypes.data, number, table.ctypes.data, columns, steps)
-    if wrong:
-        raise RuntimeError(wrong.decode())
 
 
 def repeatable(graph: torch.fx.GraphModule) -> bool:
@@ -272,7 +357,7 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
         expected[descent.at] = descent.apply([value.clone() for value in inputs], outputs)
     carry = [value.clone(memory_format=torch.contiguous_format) for value in example[:num_carry]]
     batch = [part[None] for part in (positions, mask, key)]
-    found, _ = native.steps(carry, native.spare(carry), start[num_carry:], (pool[0], pool[1]), batch)
+    found = native.steps(carry, start[num_carry:], (pool[0], pool[1]), batch)
     if not all(map(_agree, found, expected)):
         raise NotNative("it gives other results")
     return native
@@ -391,8 +476,9 @@ def library() -> Any:
     text = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in SOURCES)
     found = compile_source(text)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    found.run.argtypes = [pointer, number, pointer, number, number]
-    found.run.restype = ctypes.c_char_p
+    found.run.argtypes = [pointer, number, pointer]
+    found.walk.argtypes = [pointer, number, number, pointer]
+    found.run.restype = found.walk.restype = ctypes.c_char_p
     found.gram.argtypes = [pointer, number, number, number, number, pointer]
     found.mix.argtypes = [pointer, pointer, number, number, number, pointer]
     found.draw.argtypes = [number] * 5 + [pointer] * 6

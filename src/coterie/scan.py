@@ -18,10 +18,10 @@ import functools
 import itertools
 import logging
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,26 +30,28 @@ from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie import pooling, tree, winograd
+from coterie import pooling, spans, tree, winograd
 from coterie.batches import Batch, Batches
 from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
-from coterie.native import Native, captured, repeatable
+from coterie.native import Lanes, Native, Walk, captured, repeatable, walks
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
 log = logging.getLogger("coterie")
 Step = Callable[[Any, Any, Batch], Any]
 Runner = Callable[..., list[Tensor]]
+Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
+Parts = Sequence[Sequence[int]]  # of the clients that are stacked, by their places
 
 GATHERED = 2**20  # bytes of examples that are read at once
 
 DECOMPOSITIONS = {**pooling.DECOMPOSITIONS, **winograd.DECOMPOSITIONS}  # on a CPU
 
-_compile: ContextVar[bool] = ContextVar("compile", default=False)
-_width: ContextVar[int | None] = ContextVar("width", default=None)
+_called = [0]
+_how: ContextVar[_How] = ContextVar("how")
 _compiled: dict[Hashable, _Compiled | None] = {}  # None: could not be compiled, runs eagerly
 
 
@@ -65,18 +67,33 @@ def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
     return tree.map(lambda _: next(values), carry)
 
 
+class _How(NamedTuple):
+    """What `compiling` was told."""
+
+    compiled: bool = False
+    width: int | None = None
+    parts: Parts | None = None
+    threads: int = 1
+
+
+def _now() -> _How:
+    return _how.get(_How())
+
+
 @contextlib.contextmanager
-def compiling(enabled: bool = True, width: int | None = None) -> Iterator[None]:
+def compiling(
+    enabled: bool = True, width: int | None = None, parts: Parts | None = None, threads: int = 1
+) -> Iterator[None]:
     """Compile the steps of the scans inside, for `width` clients a step (None: for all that are stacked).
 
-    Steps that are not compiled have at most as many.
+    Steps that are not compiled have at most as many. Where compiled steps are repeated by C++, clients of each of the
+    `parts` share lanes with each other only, and so many parts are at work at a time.
     """
-    tokens = _compile.set(enabled), _width.set(width)
+    token = _how.set(_How(enabled, width, parts, threads))
     try:
         yield
     finally:
-        _compile.reset(tokens[0])
-        _width.reset(tokens[1])
+        _how.reset(token)
 
 
 def compilations() -> int:
@@ -87,6 +104,11 @@ def compilations() -> int:
 def refusals() -> int:
     """How many steps could not be compiled in this process: no C++ compiler, or an operation that does not allow it."""
     return len(_compiled) - compilations()
+
+
+def called() -> int:
+    """How many scans of this process had steps that Python called, compiled or not."""
+    return _called[0]
 
 
 @dataclass(frozen=True)
@@ -175,11 +197,15 @@ class _Scan(torch.autograd.Function):
 def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     levels = len(program.lifts)
     carry, fixed, time = flat[: program.num_carry], flat[program.num_carry : -3], flat[-3:]
-    carry = [value.contiguous() for value in carry]
-    *aux, x, y = (value.contiguous() for value in fixed)
     mask = time[1]
     if not mask.is_meta and not bool(mask.any()):
-        return [value.clone() for value in carry]
+        return [value.clone(memory_format=torch.contiguous_format) for value in carry]
+    if _now().compiled and levels and program.one_pool and mask.is_cpu:
+        done = _repeated(program, carry, fixed, time)
+        if done is not None:
+            return done
+    carry = [value.contiguous() for value in carry]
+    *aux, x, y = (value.contiguous() for value in fixed)
     lanes = _lanes(program, carry, aux, mask) if levels else None
     if lanes is None:
         # Time first, so that each step reads contiguous tensors of one shape, however many steps there are.
@@ -193,7 +219,10 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
         carry, aux = lanes.carry, lanes.aux
     select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
     first = (program.gather(x, index[:1], -2), program.gather(y, index[:1], -1), mask[:1], key[:1])
-    compiled = _compile_step(program, [*carry, *aux, *(part[0] for part in first)]) if _compile.get() else None
+    compiled = None
+    if _now().compiled:
+        example = [*carry, *aux, *(part[0] for part in first)]
+        compiled = _compile_step(program, lambda: example, [_kind(value, value.shape) for value in example])
     walk = _Walk(compiled, program, select, carry, aux, own=lanes is not None)
     turns = lanes.schedule.turns if lanes is not None else {}
     for begin, end in itertools.pairwise([0, *sorted(turns), len(index)]):
@@ -202,6 +231,65 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
         walk.steps(x, y, index[begin:end], mask[begin:end], key[begin:end])
     carry = walk.carry
     return carry if lanes is None else lanes.results(carry)
+
+
+def _repeated(program: _Program, carry: list[Tensor], fixed: list[Tensor], time: list[Tensor]) -> list[Tensor] | None:
+    """The same by C++, in lanes; None where the step cannot be repeated by it."""
+    levels, [*lifted, _, _] = len(program.lifts), (dim is not None for dim in program.lifts[-1])
+    *aux, x, y = fixed
+    carry = [_whole_rows(leaf) for leaf in carry]
+    aux = [_whole_rows(leaf) if own else leaf.contiguous() for leaf, own in zip(aux, lifted, strict=True)]
+    pool = x.contiguous(), y.contiguous()
+    index, mask, key = (value.movedim(levels, 1) for value in time)  # [clients, steps, ...]
+    real = mask.flatten(2).any(2).numpy()
+    sizes, when = real.sum(1), np.argsort(~real, axis=1, kind="stable")  # a client's own steps first
+    parts = _now().parts or [range(len(sizes))]
+    width = _now().width or max(map(len, parts))
+    done = [leaf.new_empty(leaf.shape) for leaf in carry]
+    steps: list[Walk] = []
+    native: Native | None = None
+
+    def kinds(batches: list[Tensor]) -> list[Kind]:
+        in_lanes = [*((leaf, True) for leaf in carry), *zip(aux, lifted, strict=True)]
+        found = [_kind(leaf, (width, *leaf.shape[1:]) if own else leaf.shape) for leaf, own in in_lanes]
+        found += [_kind(part, batches[0].shape[1:] + part.shape[1:]) for part in pool]
+        return found + [_kind(part, part.shape[1:]) for part in batches[1:]]
+
+    def first_step(client: NDArray[np.int64], batches: list[Tensor]) -> list[Tensor]:
+        at = torch.from_numpy(client)
+        rows = [leaf.index_select(0, at) for leaf in carry]
+        rows += [leaf.index_select(0, at) if own else leaf for leaf, own in zip(aux, lifted, strict=True)]
+        return [*rows, *(part[batches[0][0]] for part in pool), *(part[0] for part in batches[1:])]
+
+    for part in (np.array(each) for each in parts):
+        if not sizes[part].any():
+            continue
+        plan = schedule(sizes[part].tolist(), width)
+        client, place = (np.ascontiguousarray(each.T) for each in (part[plan.client], plan.place))  # [steps, lanes]
+        at = torch.from_numpy(client), torch.from_numpy(when[client, place])
+        batches = [value[at] for value in (index, mask, key)]  # [steps, lanes, ...]
+        if not plan.live.all():
+            live = torch.from_numpy(plan.live.T)
+            batches[1] = batches[1] * live.reshape(*live.shape, *[1] * (mask.ndim - 2))
+        if native is None:
+            compiled = _compile_step(program, functools.partial(first_step, client[0], batches), kinds(batches))
+            if compiled is None or compiled.native is None:
+                return None
+            native = compiled.native
+        moves = [np.concatenate([each[:, :2], part[each[:, 2:]]], 1) for each in (plan.comes, plan.goes)]
+        own = Lanes(width, moves[0], moves[1], batches, done)
+        steps.append(native.in_lanes(carry, list(zip(aux, lifted, strict=True)), pool, own, len(steps)))
+    idle = torch.from_numpy(np.flatnonzero(sizes == 0))
+    if len(idle):
+        for leaf, before in zip(done, carry, strict=True):
+            tree.write_rows(leaf, idle, before.index_select(0, idle))
+    spans.beside(walks(steps, min(_now().threads, len(steps))))
+    return done
+
+
+def _whole_rows(leaf: Tensor) -> Tensor:
+    """Each of its rows is contiguous; all of them may be one."""
+    return leaf if leaf[:1].is_contiguous() else leaf.contiguous()
 
 
 class _Walk:
@@ -222,12 +310,12 @@ class _Walk:
         self.run = compiled or program.function(select)
         changed = range(len(carry)) if self.native else compiled.in_place if compiled is not None else ()
         self.carry = [leaf.clone() if at in changed and not own else leaf for at, leaf in enumerate(carry)]
-        self.spare = self.native.spare(self.carry) if self.native else []
 
     def steps(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, key: Tensor) -> None:
         if self.native:
-            self.carry, self.spare = self.native.steps(self.carry, self.spare, self.aux, (x, y), (index, mask, key))
+            self.carry = self.native.steps(self.carry, self.aux, (x, y), (index, mask, key))
             return
+        _called[0] += 1
         together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
         for some in (slice(start, start + together) for start in range(0, len(index), together)):
             read = (self.program.gather(x, index[some], -2), self.program.gather(y, index[some], -1))
@@ -242,10 +330,10 @@ def _lanes(program: _Program, start: list[Tensor], aux: list[Tensor], mask: Tens
         return None
     real = mask.movedim(len(program.lifts), 1).flatten(2).any(2).cpu().numpy()  # [clients, steps]
     sizes = real.sum(1).tolist()
-    number, most = len(sizes), _width.get() or len(sizes)
+    number, most = len(sizes), _now().width or len(sizes)
     # A compiled step has one shape, whoever takes part; else as few lanes as do not take more steps.
-    width = most if _compile.get() else fitting(sizes, min(most, number))
-    if width == number and (min(sizes) == max(sizes) or (_compile.get() and fitting(sizes, number) == number)):
+    width = most if _now().compiled else fitting(sizes, min(most, number))
+    if width == number and (min(sizes) == max(sizes) or (_now().compiled and fitting(sizes, number) == number)):
         return None
     return _Lanes(schedule(sizes, width), real, start, aux, [not each for each in own])
 
@@ -320,11 +408,16 @@ class _Compiled:
         return new
 
 
-def _compile_step(program: _Program, example: list[Tensor]) -> _Compiled | None:
-    shapes = tuple((tuple(value.shape), value.dtype, str(value.device)) for value in example)
+def _kind(value: Tensor, shape: Sequence[int]) -> Kind:
+    return tuple(shape), value.dtype, value.device
+
+
+def _compile_step(program: _Program, example_of: Callable[[], list[Tensor]], kinds: Sequence[Kind]) -> _Compiled | None:
+    """The step for tensors of these `kinds`, which an example has."""
     names = (*tree.pack(program.carry), "|", *tree.pack(program.aux))
-    place = (identity(program.step), names, program.lifts, shapes, torch.get_num_threads())
+    place = (identity(program.step), names, program.lifts, *kinds, torch.get_num_threads())
     if place not in _compiled:
+        example = example_of()
         try:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph, descents = _trace(program, example), tuple[Descent, ...]()

@@ -187,6 +187,22 @@ def begin_worker(number: int, about: dict[str, Any] | None = None) -> None:
             _current._open[:] = [_Open(_current, "all", about)]
 
 
+def beside(times: list[list[int]]) -> None:
+    """What threads did in the innermost span: when each began and ended (ns), this one's first.
+
+    Those of the others are spans of the same name; what this one then waited for them is a span of workers.
+    """
+    if _current is None or not _current._open or len(times) < 2:
+        return
+    around, end = _current._open[-1], time.perf_counter_ns()
+    (_, own), last = times[0], max(times, key=lambda each: each[1])[1]
+    for number, (start, stop) in enumerate(times[1:], 1):
+        _current.spans.append(Span(around._name, end - last + start, stop - start, stop - start, number, around.about))
+    waited = max(last - own, 0)
+    around.inner += waited
+    _current.spans.append(Span("workers", end - waited, waited, waited, _current.process, around.about))
+
+
 def taken() -> str | None:
     """In a fork: what it recorded, as JSON."""
     return None if _current is None else json.dumps(_current.spans)

@@ -24,7 +24,7 @@ from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import CoterieError
 from coterie.lanes import fitting
 from coterie.machine_code import compiling_takes, no_garbage
-from coterie.scan import compilations, refusals
+from coterie.scan import called, compilations, refusals
 
 CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory
 OWN_CACHE = 1_000_000  # the same of a compiled step, which has so little cost of its own that it may be smaller
@@ -35,7 +35,7 @@ PROBE = 2  # steps of the first look
 LOOK = 0.3  # seconds to look at one engine, once it is warm, and at most
 SHARE = 0.01  # of the work that remains
 HOPELESS = 3.0  # times the fastest: no second look
-TEAM = 0.002  # seconds that worker processes cost in a round, themselves
+TEAM, THREADS = 0.002, 0.0002  # seconds that worker processes, or threads, cost in a round, themselves
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def choose(
         own = lanes[1] if kind == "stacked" else None
         candidates[f"{kind}, compiled"] = replace(candidates[kind], compiled=True, lanes=own)
     times: dict[str, float] = {}
+    by_threads: set[str] = set()  # those whose steps C++ repeats: they need no processes
     notes: list[str] = []
 
     def measure(name: str, engine: Engine) -> None:
@@ -101,8 +102,11 @@ def choose(
 
         try:
             steps = min(PROBE, longest)
+            before = called()
             with no_garbage():
                 look(steps)  # warms up and compiles
+            if name == "stacked, compiled" and called() == before:
+                by_threads.add(name)
             first = look(steps) / steps
             times[name] = first / len(group) * 1e6
             enough = min(LOOK, SHARE * seconds(name))
@@ -125,12 +129,15 @@ def choose(
         groups = len(chunks(federation, ids, candidates[name].chunk))
         most = groups / -(-groups // processes)
         alone = client_steps * times[name] / 1e6 / max(rounds, 1)  # seconds a round
-        return most if workers or alone > alone / most + TEAM else 1.0
+        return most if workers or alone > alone / most + cost(name) else 1.0
+
+    def cost(name: str) -> float:
+        return THREADS if name in by_threads else TEAM
 
     def seconds(name: str) -> float:
         """What the whole run would take."""
         faster = speedup(name)
-        return client_steps * times[name] / 1e6 / faster + rounds * TEAM * (faster > 1)
+        return client_steps * times[name] / 1e6 / faster + rounds * cost(name) * (faster > 1)
 
     if compiled is not True:
         for kind in sorted(kinds, reverse=True):  # stacked first: a loop is often hopeless then
@@ -157,6 +164,9 @@ def choose(
     if workers is None and speedup(winner) == 1:
         processes = 1
     engine = replace(candidates[winner], workers=processes, _team=[])
+    if winner in by_threads:  # as many parts as there would be chunks for so many cores, whoever takes them
+        parts = min(len(chunks(federation, ids, chunk)), cores() if can_fork() else 1)
+        engine = replace(engine, chunk=min(parts * chunk, len(ids)), parts=parts)
     return Choice(engine, times, tuple(notes))
 
 

@@ -22,7 +22,7 @@ from coterie.engine.team import Rows, Team
 from coterie.engine.workers import can_fork
 from coterie.errors import ConfigError
 from coterie.lanes import deal
-from coterie.scan import compiling
+from coterie.scan import Parts, compiling
 from coterie.spans import span, timed
 from coterie.tree import Tree
 
@@ -38,10 +38,11 @@ class Engine:
     chunk: int = 32  # clients at once
     workers: int = 1  # processes
     lanes: int | None = None  # of them in a step (see `coterie.lanes`); None: all
+    parts: int = 1  # of a chunk: where C++ repeats the steps, workers are threads, and each takes some of the parts
     _team: list[Team] = field(default_factory=list, repr=False, compare=False)  # none until there is work for it
 
     def __post_init__(self) -> None:
-        if self.workers > 1 and not can_fork():
+        if self.workers > 1 and self.parts == 1 and not can_fork():
             raise ConfigError([f"workers = {self.workers}: worker processes need Linux; use workers = 1"])
 
     def map(
@@ -60,16 +61,24 @@ class Engine:
         gather = timed("gather")(rows_of)
         work = functools.partial(self._work, purpose, fn)
         with one_thread(), on(federation.x.device):
-            if self.workers > 1 and len(groups) > 1:
+            if self.parts > 1:
+                groups = [list(ids)] if len(groups) == 1 else groups  # as they came, so that no row has to move
+                results = [self._in_parts(federation, group, work, gather(group)) for group in groups]
+            elif self.workers > 1 and len(groups) > 1:
                 results = self._workers().map((purpose, fn), work, [functools.partial(gather, each) for each in groups])
             else:
                 results = [work(gather(group)) for group in groups]
         return list(zip(groups, results, strict=True))
 
-    def _work(self, purpose: str, fn: Callable[..., Any], rows: Rows) -> Tree:
+    def _work(self, purpose: str, fn: Callable[..., Any], rows: Rows, parts: Parts | None = None) -> Tree:
         run, width = (loop, None) if self.kind == "loop" else (stacked, self.lanes or self.chunk)
-        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, width):
+        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, width, parts, self.workers):
             return run(fn, *rows)
+
+    def _in_parts(self, federation: Federation, group: list[int], work: Callable[..., Tree], rows: Rows) -> Tree:
+        by_size = sorted(range(len(group)), key=lambda row: _largest_first(federation, group[row]))
+        piles = deal([len(federation.split(group[row]).train) for row in by_size], min(self.parts, len(group)))
+        return work(rows, parts=[[by_size[place] for place in pile] for pile in piles])
 
     def _workers(self) -> Team:
         if not self._team:
@@ -80,11 +89,12 @@ class Engine:
         """The same engine with chunks of even size, for this number of clients a round."""
         number = -(-participants // self.chunk)
         chunk = -(-participants // number)
-        return replace(self, chunk=chunk, lanes=min(self.lanes or chunk, chunk), _team=[])
+        return replace(self, chunk=chunk, lanes=min(self.lanes or chunk, -(-chunk // self.parts)), _team=[])
 
     def describe(self) -> str:
         how = "one client at a time" if self.kind == "loop" else f"{self.lanes or self.chunk} clients stacked"
-        processes = f"{self.workers} processes" if self.workers > 1 else "one process"
+        kind = "threads" if self.parts > 1 else "processes"
+        processes = f"{self.workers} {kind}" if self.workers > 1 else "one process"
         return f"{self.kind}: {how}, {'compiled' if self.compiled else 'not compiled'}, {processes}"
 
 
@@ -93,17 +103,23 @@ def chunks(federation: Federation, ids: Sequence[int], size: int) -> list[list[i
 
     The same whatever order `ids` come in.
     """
-    by_size = sorted(ids, key=lambda i: (-len(federation.split(i).train), federation.names[i]))
+    by_size = sorted(ids, key=functools.partial(_largest_first, federation))
     if size == 1:
         return [[client] for client in by_size]
     piles = deal([len(federation.split(i).train) for i in by_size], -(-len(by_size) // size), size)
     return [[by_size[place] for place in pile] for pile in piles]
 
 
+def _largest_first(federation: Federation, client: int) -> tuple[int, str]:
+    return -len(federation.split(client).train), federation.names[client]
+
+
 @timed("gather")
 def in_order(results: list[tuple[list[int], T]], ids: Sequence[int]) -> T:
     """Rows of all chunks as one tree, in the order of `ids`. What they have twice (a model that a client keeps and also
     sends) is put in order once."""
+    if len(results) == 1 and results[0][0] == list(ids):
+        return tree.map(torch.Tensor.contiguous, results[0][1])
     place = {client: row for row, client in enumerate(ids)}
     rows_of = [torch.tensor([place[client] for client in group]) for group, _ in results]
     known: dict[Any, Tensor] = {}

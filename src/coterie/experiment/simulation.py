@@ -318,8 +318,11 @@ class Simulation:
 
     def _rows(self, ids: list[int], down: Tree) -> Any:
         place = {client: row for row, client in enumerate(ids)}
+        everyone = ids == self._everyone and not isinstance(self.state.clients, Paged)
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
+            if group == ids:
+                return self.state.clients if everyone else paged.take(self.state.clients, self._at(ids)), down
             at = self._at([place[i] for i in group])
             # One model for all is not copied for each.
             sent = tree.map(lambda leaf: leaf[: len(at)] if tree.repeated(leaf) else tree.rows(leaf, at), down)
