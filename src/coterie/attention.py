@@ -6,6 +6,7 @@ X X' with X [rows, parameters], gathered in float64 over pieces of the parameter
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -35,8 +36,8 @@ def squared_distances(rows: Params) -> Tensor:
     """
     gram = _gram(rows, centre=True)
     lengths = gram.diagonal()
-    # gram + gram' so that (i, j) and (j, i) are rounded alike; what rounding leaves below 0 is 0.
-    return (lengths[:, None] + lengths[None, :] - (gram + gram.T)).clamp_min(0)
+    # The sum before it is symmetric, and so is the Gram matrix; what rounding leaves below 0 is 0.
+    return torch.sub(lengths[:, None] + lengths[None, :], gram, alpha=2).clamp_min_(0)
 
 
 def cosines(rows: Params) -> Tensor:
@@ -44,18 +45,38 @@ def cosines(rows: Params) -> Tensor:
     gram = _gram(rows, centre=False)
     lengths = gram.diagonal().sqrt()
     scale = lengths[:, None] * lengths[None, :]
-    return torch.where(scale > 0, 0.5 * (gram + gram.T) / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)
+    return torch.where(scale > 0, gram / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)
 
 
 def others(heard: Tensor) -> Tensor:
     """Whom each client attends to: [clients, clients], true at (i, j) if j has been heard and is not i."""
-    return heard[None, :] & ~torch.eye(len(heard), dtype=torch.bool, device=heard.device)
+    apart = _apart(len(heard), heard.device)
+    return apart if _all(heard) else heard[None, :] & apart
 
 
 def pairs(pairwise: Tensor, heard: Tensor) -> Tensor:
     """A symmetric [clients, clients] matrix where i < j were both heard, NaN elsewhere; of one heard, all with it."""
-    both = torch.triu(heard[:, None] & heard[None, :], 1)
+    above = _above(len(heard), heard.device)
+    if len(heard) > 1 and _all(heard):
+        return torch.where(above, pairwise, torch.nan)
+    both = heard[:, None] & heard[None, :] & above
     return torch.where(torch.where(both.any(), both, heard[None, :].expand_as(both)), pairwise, torch.nan)
+
+
+def _all(heard: Tensor) -> bool:
+    return not heard.is_meta and bool(heard.all())
+
+
+@functools.lru_cache(maxsize=8)
+def _apart(size: int, device: torch.device) -> Tensor:
+    """[size, size], true but on the diagonal; not to be changed."""
+    return ~torch.eye(size, dtype=torch.bool, device=device)
+
+
+@functools.lru_cache(maxsize=8)
+def _above(size: int, device: torch.device) -> Tensor:
+    """The same, true above the diagonal."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
 
 
 def middle(values: Tensor) -> Tensor:
@@ -71,10 +92,9 @@ def with_self(weights: Tensor) -> Tensor:
 
 def combine(xi: Tensor, rows: Params) -> Params:
     """u_i = sum_j xi_ij w_j for every row of `xi` [n, rows]; leaves [n, ...]."""
+
     # What is left of rows after a multiple of some number is a product of another kind, which rounds differently, and
     # of some numbers of columns every other row does: whom else it is asked for must not change what a client gets.
-    weights = torch.cat([xi, xi[:1].expand(-len(xi) % ROWS, -1)])
-
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
         if len(flat) <= FEW and native.own(flat):
@@ -83,6 +103,7 @@ def combine(xi: Tensor, rows: Params) -> Params:
         long = flat.shape[1]
         spare = max(COLUMNS - long, long % 2)
         flat = torch.nn.functional.pad(flat, (0, spare)) if spare else flat
+        weights = torch.cat([xi, xi[:1].expand(-len(xi) % ROWS, -1)])
         own = weights.to(leaf.dtype if leaf.is_floating_point() else weights.dtype)
         product = _plain if len(flat) < MANY or intel() else _in_lanes
         out = product(own, flat, len(xi))[:, :long].reshape(len(xi), *leaf.shape[1:])
@@ -136,8 +157,7 @@ def _gram(rows: Params, centre: bool) -> Tensor:
     leaves = [leaf.reshape(len(leaf), -1) for leaf in rows.values()]
     size = len(leaves[0])
     if size < MANY and native.own(*leaves):
-        total = native.gram([leaf.contiguous() for leaf in leaves], centre)
-        return total.triu() + total.triu(1).T
+        return native.gram([leaf.contiguous() for leaf in leaves], centre)
     width = min(max(NEAR_BYTES // (8 * size), WIDE), max(leaf.shape[1] for leaf in leaves))
     total = tree.wide(leaves[0].new_zeros(size, size))
     room = total.new_empty(size * width)  # for all pieces: memory that is new has to be mapped first

@@ -12,9 +12,7 @@
 
 namespace {
 
-#define ALONG _Pragma("omp simd")
-
-constexpr int64_t PIECE = 504;  // numbers of a row at once: 30 rows of so many in float64 are in a core's own cache
+constexpr int64_t PIECE = 248;  // numbers of a row at once: those of 8 rows, in float64, fill half of the nearest cache
 constexpr int64_t WORTH = 500000;  // numbers, for another thread: it takes some 50 microseconds to begin
 constexpr int LINES = 4;        // rows by rows that are multiplied in registers
 #if defined(__AVX512F__)
@@ -26,6 +24,8 @@ constexpr int DOUBLES = 2;
 #endif
 
 typedef double Doubles __attribute__((vector_size(DOUBLES * sizeof(double))));
+typedef float Floats __attribute__((vector_size(DOUBLES * sizeof(float))));
+typedef float Loose __attribute__((vector_size(DOUBLES * sizeof(float)), aligned(4), may_alias));
 
 inline Doubles multiply_add(Doubles a, Doubles b, Doubles sum) {
 #if defined(__AVX512F__)
@@ -47,45 +47,72 @@ inline double total(Doubles value) {
 #endif
 }
 
-// to[i][j] += sum over k of a[i][k] b[j][k]; k is padded with zeros to whole vectors.
-void add_products(const double* a, const double* b, double* to, int64_t columns) {
-    Doubles sums[LINES][LINES] = {};
+// sums[i][j] += a[i][k] b[j][k], vector by vector along k, which is padded with zeros to whole ones.
+void add_products(const double* a, const double* b, Doubles* sums) {
+    Doubles held[LINES][LINES];
+    EACH for (int i = 0; i < LINES; i++) EACH for (int j = 0; j < LINES; j++) held[i][j] = sums[i * LINES + j];
     for (int64_t k = 0; k < PIECE; k += DOUBLES) {
         Doubles y[LINES];
         EACH for (int j = 0; j < LINES; j++) y[j] = *reinterpret_cast<const Doubles*>(b + j * PIECE + k);
         EACH for (int i = 0; i < LINES; i++) {
             const Doubles x = *reinterpret_cast<const Doubles*>(a + i * PIECE + k);
-            EACH for (int j = 0; j < LINES; j++) sums[i][j] = multiply_add(x, y[j], sums[i][j]);
+            EACH for (int j = 0; j < LINES; j++) held[i][j] = multiply_add(x, y[j], held[i][j]);
         }
     }
-    EACH for (int i = 0; i < LINES; i++) EACH for (int j = 0; j < LINES; j++) to[i * columns + j] += total(sums[i][j]);
+    EACH for (int i = 0; i < LINES; i++) EACH for (int j = 0; j < LINES; j++) sums[i * LINES + j] = held[i][j];
 }
 
-// total += X X' over the numbers from `start` to `end` of each row.
-void add_gram(const float* x, int64_t rows, int64_t numbers, int64_t padded, bool centre, int64_t start, int64_t end,
-              double* total) {
-    std::vector<double> room(padded * PIECE + DOUBLES);
-    double* piece = room.data();
-    while (reinterpret_cast<uintptr_t>(piece) % sizeof(Doubles)) piece++;
-    std::fill(piece, piece + padded * PIECE, 0.0);
-    double mean[PIECE];
-    for (; start < end; start += PIECE) {
-        const int64_t width = std::min(PIECE, end - start);
-        std::fill(mean, mean + PIECE, 0.0);
-        if (centre) {
-            for (int64_t i = 0; i < rows; i++)
-                ALONG for (int64_t k = 0; k < width; k++) mean[k] += x[i * numbers + start + k];
-            ALONG for (int64_t k = 0; k < width; k++) mean[k] /= rows;
-        }
-        for (int64_t i = 0; i < rows; i++) {
-            double* to = piece + i * PIECE;
-            ALONG for (int64_t k = 0; k < width; k++) to[k] = x[i * numbers + start + k] - mean[k];
-            std::fill(to + width, to + PIECE, 0.0);
-        }
-        for (int64_t i = 0; i < padded; i += LINES)
-            for (int64_t j = i; j < padded; j += LINES)
-                add_products(piece + i * PIECE, piece + j * PIECE, total + i * padded + j, padded);
+// Room for so many numbers, where a vector may begin.
+double* aligned(std::vector<double>& room, int64_t numbers) {
+    room.assign(numbers + DOUBLES, 0.0);
+    double* begin = room.data();
+    while (reinterpret_cast<uintptr_t>(begin) % sizeof(Doubles)) begin++;
+    return begin;
+}
+
+// `into` = the numbers of all rows as doubles, less their means if `centre`d; so many numbers are a whole vector.
+void widen(const float* x, int64_t rows, int64_t apart, bool centre, double* into) {
+    Floats mean = {};
+    if (centre) {
+        for (int64_t i = 0; i < rows; i++) mean += *reinterpret_cast<const Loose*>(x + i * apart);
+        mean /= (float)rows;
     }
+    const Doubles less = __builtin_convertvector(mean, Doubles);
+    for (int64_t i = 0; i < rows; i++) {
+        const Floats each = *reinterpret_cast<const Loose*>(x + i * apart);
+        *reinterpret_cast<Doubles*>(into + i * PIECE) = __builtin_convertvector(each, Doubles) - less;
+    }
+}
+
+// to [padded, padded], zeros so far, = X X' over the numbers from `start` to `end` of each row. With `centre`, X is less
+// its mean over the rows, as float32 has it: any point in the middle would do.
+void gram_of(const float* x, int64_t rows, int64_t numbers, int64_t padded, bool centre, int64_t start, int64_t end,
+             double* to) {
+    if (start >= end) return;
+    std::vector<double> room, more;
+    double* piece = aligned(room, padded * PIECE);
+    Doubles* sums = reinterpret_cast<Doubles*>(aligned(more, padded * padded * DOUBLES));
+    for (; start < end; start += PIECE) {
+        const int64_t width = std::min(PIECE, end - start), whole = width / DOUBLES * DOUBLES;
+        for (int64_t k = 0; k < whole; k += DOUBLES) widen(x + start + k, rows, numbers, centre, piece + k);
+        if (width < PIECE)  // the last one: what is not there is 0
+            for (int64_t i = 0; i < rows; i++) std::fill(piece + i * PIECE + whole, piece + (i + 1) * PIECE, 0.0);
+        if (whole < width) {
+            std::vector<float> rest(rows * DOUBLES);
+            for (int64_t i = 0; i < rows; i++)
+                std::copy(x + i * numbers + start + whole, x + i * numbers + start + width, &rest[i * DOUBLES]);
+            widen(rest.data(), rows, DOUBLES, centre, piece + whole);
+        }
+        Doubles* block = sums;
+        for (int64_t i = 0; i < padded; i += LINES)
+            for (int64_t j = i; j < padded; j += LINES, block += LINES * LINES)
+                add_products(piece + i * PIECE, piece + j * PIECE, block);
+    }
+    const Doubles* next = sums;
+    for (int64_t i = 0; i < padded; i += LINES)
+        for (int64_t j = i; j < padded; j += LINES)
+            for (int k = 0; k < LINES * LINES; k++, next++)
+                to[(i + k / LINES) * padded + j + k % LINES] = total(*next);
 }
 
 // Two halves of some work, at once if there is another core. A thread that is gone afterwards: those of OpenMP would
@@ -104,17 +131,22 @@ void in_halves(const Half& half, bool worth) {
 }  // namespace
 
 // total [padded, padded] += X X' for X [rows, numbers], less its mean over the rows where `centre`d. `padded` is the
-// number of rows, and then some so that it is a multiple of 4. Only blocks on and above the diagonal are computed.
+// number of rows, and then some so that it is a multiple of 4. What is below the diagonal is mirrored.
 extern "C" void gram(const float* x, int64_t rows, int64_t numbers, int64_t padded, int64_t centre, double* total) {
     const int64_t middle = (numbers / 2 + PIECE - 1) / PIECE * PIECE, size = padded * padded;
     std::vector<double> sums(2 * size);  // apart whoever computes them, so that they are rounded alike
     in_halves(
         [&](int which) {
             const int64_t from = which ? middle : 0, to = which ? numbers : std::min(middle, numbers);
-            add_gram(x, rows, numbers, padded, centre, from, to, sums.data() + which * size);
+            gram_of(x, rows, numbers, padded, centre, from, to, sums.data() + which * size);
         },
         rows * numbers > WORTH);
-    for (int64_t i = 0; i < size; i++) total[i] += sums[i] + sums[size + i];
+    for (int64_t i = 0; i < padded; i++)
+        for (int64_t j = i; j < padded; j++) {
+            const double value = sums[i * padded + j] + sums[size + i * padded + j];
+            total[i * padded + j] += value;
+            if (j > i) total[j * padded + i] += value;
+        }
 }
 
 // out [n, numbers] = weights [n, rows] X.

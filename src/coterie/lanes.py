@@ -30,8 +30,6 @@ class Schedule(NamedTuple):
     place: NDArray[np.int64]  # [lanes, steps]; which of its minibatches, counted from the client's first
     turns: dict[int, list[Turn]]  # before which step who follows whom
     last: list[tuple[int, int]]  # (lane, client) at the end
-    comes: NDArray[np.int64]  # [moves, 3]: (before which step, lane, client); to every lane at the beginning
-    goes: NDArray[np.int64]  # likewise
 
 
 def deal(sizes: Sequence[int], number: int, most: int | None = None) -> list[list[int]]:
@@ -79,11 +77,7 @@ def _schedule(sizes: tuple[int, ...], lanes: int) -> Schedule:
             part = slice(at, at + sizes[i])
             client[lane, part], place[lane, part], live[lane, part] = i, np.arange(sizes[i]), True
             at += sizes[i]
-    last = [(lane, pile[-1]) for lane, pile in enumerate(piles) if pile]
-    known = [(at, *turn) for at, some in turns.items() for turn in some]
-    comes = [(0, lane, int(client[lane, 0])) for lane in range(lanes)] + [(at, lane, who) for at, lane, _, who in known]
-    goes = [(at, lane, who) for at, lane, who, _ in known] + [(length, *each) for each in last]
-    return Schedule(client, live, place, turns, last, np.array(comes), np.array(goes))
+    return Schedule(client, live, place, turns, [(lane, pile[-1]) for lane, pile in enumerate(piles) if pile])
 
 
 def _longest(sizes: Sequence[int], piles: list[list[int]]) -> int:

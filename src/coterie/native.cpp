@@ -231,34 +231,51 @@ void take_step(const Op* ops, int64_t number, void* const* row) {
     }
 }
 
-struct Move {  // before a step, or after the last one: a client's row comes to a lane, or leaves it
-    int64_t step;
+// A scan of many clients. In a step of one of them, operand k is at
+//     base[step % 2][k] + client * apart[step % 2][k] + (where the client's minibatches begin + step) * ahead[k].
+struct Scan {
+    const Op* ops;
+    int64_t num_ops;
+    int64_t width;         // operands
+    const int64_t* apart;  // two rows: bytes from client to client, in even steps and in odd ones
+    const int64_t* ahead;  // bytes from step to step
+    const struct Part* parts;
+    int64_t num_parts;
+    const struct Leaf* leaves;
+    int64_t num_leaves;
+};
+
+struct Part {  // of the work: one client's steps
+    int64_t client, begin, end;
+};
+
+struct Leaf {  // of the carry: rows of the clients
     const char* from;
-    char* to;
+    int64_t apart;
+    char* to;  // one after another, where each is changed from step to step
     int64_t bytes;
 };
 
-struct Walk {
-    const Op* ops;
-    int64_t number;       // of them
-    char* const* base;    // where the operands are, in even steps and in odd ones: two rows of `width` columns
-    const int64_t* ahead; // how many bytes further on with every step
-    int64_t width;
-    int64_t steps;
-    const Move* moves;    // in the order of their steps
-    int64_t num_moves;
+struct Room {  // of a thread
+    char* const* base;    // two rows
+    char* const* others;  // where a leaf of the carry is after odd steps; null: where it was
 };
 
-void take(const Walk& walk) {
-    std::vector<void*> row(walk.width);
-    const Move *move = walk.moves, *last = move + walk.num_moves;
-    for (int64_t step = 0; step <= walk.steps; step++) {
-        for (; move < last && move->step == step; move++) std::memcpy(move->to, move->from, move->bytes);
-        if (step == walk.steps) break;
-        char* const* base = walk.base + step % 2 * walk.width;
-        for (int64_t k = 0; k < walk.width; k++) row[k] = base[k] + step * walk.ahead[k];
-        take_step(walk.ops, walk.number, row.data());
+void take(const Scan& scan, const Part& part, const Room& room, void** row) {
+    for (int64_t k = 0; k < scan.num_leaves; k++) {
+        const Leaf& leaf = scan.leaves[k];
+        std::memcpy(leaf.to + part.client * leaf.bytes, leaf.from + part.client * leaf.apart, leaf.bytes);
     }
+    for (int64_t step = 0; step < part.end - part.begin; step++) {
+        const int64_t turn = step % 2 * scan.width;
+        for (int64_t k = 0; k < scan.width; k++)
+            row[k] = room.base[turn + k] + part.client * scan.apart[turn + k] + (part.begin + step) * scan.ahead[k];
+        take_step(scan.ops, scan.num_ops, row);
+    }
+    if ((part.end - part.begin) % 2 == 0) return;
+    for (int64_t k = 0; k < scan.num_leaves; k++)
+        if (room.others[k])
+            std::memcpy(scan.leaves[k].to + part.client * scan.leaves[k].bytes, room.others[k], scan.leaves[k].bytes);
 }
 
 int64_t now() {
@@ -280,16 +297,18 @@ extern "C" const char* run(const Op* ops, int64_t number, void* const* row) {
     }
 }
 
-// Every walk, whole, by one of `threads`: this one and others that live as long as this call. `times` are each thread's
-// first and last nanosecond. Returns what went wrong, or null.
-extern "C" const char* walk(const Walk* walks, int64_t number, int64_t threads, int64_t* times) {
+// All parts of a scan, each by the first of `threads` that is free: this one, and others that live as long as this call.
+// `times` are each thread's first and last nanosecond. Returns what went wrong, or null.
+extern "C" const char* scan(const Scan* scan, const Room* rooms, int64_t threads, int64_t* times) {
     static thread_local std::string wrong;
     std::atomic<int64_t> next{0};
     std::vector<std::string> errors(threads);
     const auto work = [&](int64_t thread) {
         times[2 * thread] = now();
         try {
-            for (int64_t at = next++; at < number; at = next++) take(walks[at]);
+            std::vector<void*> row(scan->width);
+            for (int64_t at = next++; at < scan->num_parts; at = next++)
+                take(*scan, scan->parts[at], rooms[thread], row.data());
         } catch (const std::exception& error) {
             errors[thread] = error.what();
         }

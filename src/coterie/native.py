@@ -4,8 +4,9 @@ Called from Python, a compiled step of a small network spends more time on makin
 numbers. What TorchInductor's code does is the same in every step: it calls kernels, and matrix products, on memory that
 only changes its place. So it is watched once, on memory of ours (`captured`), and then repeated by `native.cpp`: what
 it was given in the first step, and what it made, are columns of a row of pointers, which is another one in every step.
-A carry has two places, and steps go to and fro between them. Clients come to their lanes and leave them on the way, so
-that a whole scan is one call; several of them can be taken at a time, each by a thread.
+A carry has two places, and steps go to and fro between them. The steps of all clients are one call. They are not
+stacked: each client takes its own steps, on one core, and threads take the clients, the largest first. So nothing is
+padded, and what a client gets depends on nobody else.
 
 The products are our own, too. MKL is made for large ones; in a step they have a minibatch of rows, and are many. What
 is compiled apart is a part of the step here, where there are no threads to share its work.
@@ -144,19 +145,11 @@ class Watch:
         return made
 
 
-class Walk(NamedTuple):
-    """Steps to take, as native.cpp wants to know of them, and the memory that they use."""
+class Steps(NamedTuple):
+    """Minibatches to take a step with each, and whose they are."""
 
-    ops: NDArray[np.int64]
-    base: NDArray[np.int64]  # [2, columns]: where operands are in even steps, and in odd ones
-    ahead: NDArray[np.int64]  # [columns]: so many bytes further on with every step
-    steps: int
-    moves: NDArray[np.int64]  # [moves, 4]: before which step, from where, to where, how many bytes
-    held: Any
-
-    def fields(self) -> list[int]:
-        ops, base, ahead, moves = (array.ctypes.data for array in (self.ops, self.base, self.ahead, self.moves))
-        return [ops, len(self.ops), base, ahead, len(self.ahead), self.steps, moves, len(self.moves)]
+    parts: NDArray[np.int64]  # [clients, 3]: who, and from which step to which one; those that come first begin first
+    batches: Sequence[Tensor]  # positions in the pool, mask and key; [steps, ...], contiguous
 
 
 @dataclass(frozen=True)
@@ -169,112 +162,75 @@ class Native:
     memory: list[torch.UntypedStorage]
     num_inputs: int
     swaps: dict[int, int]  # which leaf of the carry goes to and fro between its place and which of ours
-    _rooms: list[list[torch.UntypedStorage]] = field(default_factory=list, repr=False)  # memory of walks beside others
+    _rooms: list[list[torch.UntypedStorage]] = field(default_factory=list, repr=False)  # of threads, but the first
 
     @functools.cached_property
     def width(self) -> int:
         """Of a row of pointers: whoever takes few arguments is handed those of others, too."""
         return max(int(first) + (FEW if number <= FEW else MOST) for _, _, first, number, *_ in self.ops.tolist())
 
-    def steps(self, carry: list[Tensor], aux: Sequence[Tensor], pool: Pool, batches: Sequence[Tensor]) -> list[Tensor]:
-        """A step for every row of `batches`: positions in the pool, mask, key. Everything is contiguous.
+    def scan(
+        self, start: Sequence[Tensor], aux: Sequence[Tensor], pool: Pool, steps: Steps, threads: int = 1
+    ) -> tuple[list[Tensor], list[list[int]]]:
+        """Each client's steps, one after another; so many clients at a time.
 
-        Changes the carry's tensors, and may use them for others.
+        `start` and `aux` have rows for all clients, of which each is contiguous. Returns the carry after the last step,
+        in rows too, and when each thread began and ended (ns).
         """
-        places = self._places(carry)
-        walks([self._walk(places, aux, pool, batches, np.empty((0, 4), np.int64), 0)])
-        return places[len(batches[0]) % 2]
-
-    def in_lanes(
-        self, start: Sequence[Tensor], aux: Sequence[tuple[Tensor, bool]], pool: Pool, lanes: Lanes, room: int
-    ) -> Walk:
-        """The steps of clients that share lanes. Their rows, each contiguous, are fetched and brought back on the way.
-
-        Of `aux`, each has rows of the clients or is the same for all. Walks at the same time need a `room` each.
-        """
-        carry = [leaf.new_empty(lanes.number, *leaf.shape[1:]) for leaf in start]
-        fixed = [leaf.new_empty(lanes.number, *leaf.shape[1:]) if own else leaf for leaf, own in aux]
-        rows = [leaf for leaf, own in aux if own]
-        places = self._places(carry)
-        beside = [leaf for leaf, (_, own) in zip(fixed, aux, strict=True) if own]
-        home, apart = (np.array(each, np.int64) for each in zip(*map(_rows, [*start, *rows]), strict=True))
-        here = np.array([[leaf.data_ptr() for leaf in (*place, *beside)] for place in places], np.int64)
-        size = np.array([leaf[0].nbytes for leaf in (*carry, *beside)], np.int64)
-        step, lane, client = lanes.comes.T[:, :, None]
-        come = _moves(step, home + client * apart, here[step[:, 0] % 2] + lane * size, size)
-        step, lane, client = lanes.goes.T[:, :, None]
-        here, size, home = here[:, : len(start)], size[: len(start)], _addresses(lanes.done)
-        go = _moves(step, here[step[:, 0] % 2] + lane * size, home + client * size, size)
-        moves = np.concatenate([go, come])  # who goes is gone before another one comes
-        moves = moves[moves[:, 0].argsort(kind="stable")]
-        return self._walk(places, fixed, pool, lanes.batches, moves, room)
-
-    def _places(self, carry: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Of every leaf, in even steps and in odd ones; the same, where it is changed in its place."""
-        return carry, [torch.empty_like(leaf) if at in self.swaps else leaf for at, leaf in enumerate(carry)]
-
-    def _walk(
-        self,
-        places: tuple[list[Tensor], list[Tensor]],
-        aux: Sequence[Tensor],
-        pool: Pool,
-        batches: Sequence[Tensor],
-        moves: NDArray[np.int64],
-        room: int,
-    ) -> Walk:
-        memory, known = self._room(room), len(self.owner)
-        rest = [leaf.data_ptr() for leaf in (*aux, *pool, *batches)] + [storage.data_ptr() for storage in memory]
-        ahead, base = np.zeros(self.width, np.int64), np.zeros((2, self.width), np.int64)
-        each = np.zeros(self.num_inputs + len(memory), np.int64)
-        each[self.num_inputs - len(batches) : self.num_inputs] = [part[0].nbytes for part in batches]
-        ahead[:known] = each[self.owner]
-        for turn, (here, there) in enumerate((places, places[::-1])):
-            where = np.array([*(leaf.data_ptr() for leaf in here), *rest], np.int64)
-            for leaf, place in self.swaps.items():
-                where[place] = there[leaf].data_ptr()
-            base[turn, :known] = where[self.owner] + self.offset
+        done = [leaf.new_empty(leaf.shape) for leaf in start]
+        parts, batches = steps
+        owners = self.num_inputs + len(self.memory)
+        apart, ahead = np.zeros((2, owners), np.int64), np.zeros((1, owners), np.int64)
+        apart[:, : len(done) + len(aux)] = [_apart(leaf) for leaf in (*done, *aux)]
+        for leaf, place in self.swaps.items():
+            apart[1, leaf], apart[1, place] = 0, apart[0, leaf]
+        ahead[0, self.num_inputs - len(batches) : self.num_inputs] = [_apart(part) for part in batches]
+        leaves = [
+            (old.data_ptr(), _apart(old), new.data_ptr(), new.nbytes // len(new))
+            for old, new in zip(start, done, strict=True)
+        ]
         self.ops[:READS, LENGTH] = [len(part) for part in pool]
-        return Walk(self.ops, base, ahead, len(batches[0]), moves, (places, aux, pool, batches, memory))
+        arrays = (self.ops, self._operands(apart), self._operands(ahead), parts, np.array(leaves, np.int64))
+        ops, *where = (array.ctypes.data for array in arrays)
+        given = [ops, len(self.ops), self.width, *where[:2], where[2], len(parts), where[3], len(leaves)]
+        threads = max(1, min(threads, len(parts)))
+        rooms = [self._room(number, done, (*aux, *pool, *batches)) for number in range(threads)]
+        places = np.array([[array.ctypes.data for array in room[:2]] for room in rooms], np.int64)
+        times = np.zeros((threads, 2), np.int64)
+        _go(library().scan, np.array(given, np.int64).ctypes.data, places.ctypes.data, threads, times.ctypes.data)
+        return done, times.tolist()
 
-    def _room(self, number: int) -> list[torch.UntypedStorage]:
+    def _operands(self, owners: NDArray[np.int64], offset: NDArray[np.int64] | int = 0) -> NDArray[np.int64]:
+        """Of each operand what `owners` [any, owners] is of the memory that it is in."""
+        found = np.zeros((len(owners), self.width), np.int64)
+        found[:, : len(self.owner)] = owners[:, self.owner] + offset
+        return found
+
+    def _room(self, number: int, done: Sequence[Tensor], given: Sequence[Tensor]) -> tuple[Any, ...]:
+        """A thread's own: where the operands are in even steps and in odd ones, and the other places of the carry."""
         while len(self._rooms) < number:
             own = {storage.data_ptr(): storage.clone() for storage in self.memory}  # type: ignore[no-untyped-call]
             self._rooms.append([own[storage.data_ptr()] for storage in self.memory])
-        return self._rooms[number - 1] if number else self.memory
+        memory = self._rooms[number - 1] if number else self.memory
+        where = np.zeros((2, self.num_inputs + len(memory)), np.int64)
+        where[:] = [leaf.data_ptr() for leaf in (*done, *given)] + [storage.data_ptr() for storage in memory]
+        held = {leaf: torch.empty_like(done[leaf][0]) for leaf in self.swaps}
+        others = np.zeros(len(done), np.int64)
+        for leaf, place in self.swaps.items():
+            others[leaf] = where[0, place] = where[1, leaf] = held[leaf].data_ptr()
+            where[1, place] = where[0, leaf]
+        return self._operands(where, self.offset), others, held
 
 
-class Lanes(NamedTuple):
-    """Who is on which lane when: rows of (before which step, lane, client)."""
-
-    number: int
-    comes: NDArray[np.int64]  # [moves, 3]
-    goes: NDArray[np.int64]
-    batches: Sequence[Tensor]  # positions, mask and key; [steps, lanes, ...]
-    done: Sequence[Tensor]  # the rows of clients that have gone
+def _apart(leaf: Tensor) -> int:
+    """How many bytes further on the next row is: none, where all are one."""
+    return leaf.stride(0) * leaf.element_size()
 
 
-def walks(given: Sequence[Walk], threads: int = 1) -> list[list[int]]:
-    """Take the steps of all, so many at the same time; returns when each thread began and ended, in ns."""
-    fields = np.array([walk.fields() for walk in given], np.int64)
-    times = np.zeros((threads, 2), np.int64)
-    wrong = library().walk(fields.ctypes.data, len(given), threads, times.ctypes.data)
+def _go(function: Any, *given: int) -> None:
+    wrong = function(*given)
     if wrong:
         raise RuntimeError(wrong.decode())
-    return times.tolist()
-
-
-def _addresses(leaves: Sequence[Tensor]) -> NDArray[np.int64]:
-    return np.array([leaf.data_ptr() for leaf in leaves], np.int64)
-
-
-def _rows(leaf: Tensor) -> tuple[int, int]:
-    """Where the first one is, and how many bytes further on the next: none, where all are one."""
-    return leaf.data_ptr(), leaf.stride(0) * leaf.element_size()
-
-
-def _moves(*parts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[moves, 4] of arrays that fit each other."""
-    return np.stack(np.broadcast_arrays(*parts), -1).reshape(-1, len(parts))
 
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
@@ -283,9 +239,8 @@ def layer(x: Tensor, weight: Tensor) -> Tensor:
     size = (1, *out.shape, x.shape[1], 0, 0)
     to = (0, *out.stride())
     op = np.array([PRODUCT, 0, 0, 5, *size, 0, *x.stride(), 0, 1, weight.stride(0), *to, *to, 0], np.int64)
-    wrong = library().run(op.ctypes.data, 1, _addresses((x, weight, out, out, out)).ctypes.data)
-    if wrong:
-        raise RuntimeError(wrong.decode())
+    where = np.array([value.data_ptr() for value in (x, weight, out, out, out)], np.int64)
+    _go(library().run, op.ctypes.data, 1, where.ctypes.data)
     return out
 
 
@@ -297,8 +252,8 @@ def mixed(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def gram(leaves: Sequence[Tensor], centre: bool) -> Tensor:
-    """X X', [rows, rows] in float64, over all leaves [rows, numbers] of X; what is below the diagonal is not to be
-    read. With `centre`, of X less its mean over the rows. Float32, contiguous."""
+    """X X', [rows, rows] in float64, over all leaves [rows, numbers] of X; exactly symmetric. With `centre`, of X less
+    its mean over the rows. Float32, contiguous."""
     size = len(leaves[0])
     padded = -(-size // LINES) * LINES
     total = np.zeros((padded, padded))
@@ -355,10 +310,10 @@ def captured(call: Any, example: Sequence[Tensor], num_carry: int, descents: Seq
     expected = [value.clone() for value in outputs[:num_carry]]
     for descent in descents:
         expected[descent.at] = descent.apply([value.clone() for value in inputs], outputs)
-    carry = [value.clone(memory_format=torch.contiguous_format) for value in example[:num_carry]]
-    batch = [part[None] for part in (positions, mask, key)]
-    found = native.steps(carry, start[num_carry:], (pool[0], pool[1]), batch)
-    if not all(map(_agree, found, expected)):
+    rows = [value[None].contiguous() for value in (*example[:num_carry], *start[num_carry:])]
+    one = Steps(np.array([[0, 0, 1]]), [part[None] for part in (positions, mask, key)])
+    found, _ = native.scan(rows[:num_carry], rows[num_carry:], (pool[0], pool[1]), one)
+    if not all(_agree(row[0], other) for row, other in zip(found, expected, strict=True)):
         raise NotNative("it gives other results")
     return native
 
@@ -477,8 +432,8 @@ def library() -> Any:
     found = compile_source(text)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.run.argtypes = [pointer, number, pointer]
-    found.walk.argtypes = [pointer, number, number, pointer]
-    found.run.restype = found.walk.restype = ctypes.c_char_p
+    found.scan.argtypes = [pointer, pointer, number, pointer]
+    found.run.restype = found.scan.restype = ctypes.c_char_p
     found.gram.argtypes = [pointer, number, number, number, number, pointer]
     found.mix.argtypes = [pointer, pointer, number, number, number, pointer]
     found.draw.argtypes = [number] * 5 + [pointer] * 6

@@ -36,7 +36,7 @@ from coterie.conv import FewChannelConvolution
 from coterie.device import on
 from coterie.lanes import Schedule, fitting, schedule
 from coterie.machine_code import compile_graph
-from coterie.native import Lanes, Native, Walk, captured, repeatable, walks
+from coterie.native import Native, Steps, captured, repeatable
 from coterie.products import Descent, faster_products
 from coterie.tree import Tree
 
@@ -44,12 +44,12 @@ log = logging.getLogger("coterie")
 Step = Callable[[Any, Any, Batch], Any]
 Runner = Callable[..., list[Tensor]]
 Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
-Parts = Sequence[Sequence[int]]  # of the clients that are stacked, by their places
 
 GATHERED = 2**20  # bytes of examples that are read at once
 
 DECOMPOSITIONS = {**pooling.DECOMPOSITIONS, **winograd.DECOMPOSITIONS}  # on a CPU
 
+_unrepeatable: set[Hashable] = set()
 _called = [0]
 _how: ContextVar[_How] = ContextVar("how")
 _compiled: dict[Hashable, _Compiled | None] = {}  # None: could not be compiled, runs eagerly
@@ -72,7 +72,6 @@ class _How(NamedTuple):
 
     compiled: bool = False
     width: int | None = None
-    parts: Parts | None = None
     threads: int = 1
 
 
@@ -81,15 +80,13 @@ def _now() -> _How:
 
 
 @contextlib.contextmanager
-def compiling(
-    enabled: bool = True, width: int | None = None, parts: Parts | None = None, threads: int = 1
-) -> Iterator[None]:
+def compiling(enabled: bool = True, width: int | None = None, threads: int = 1) -> Iterator[None]:
     """Compile the steps of the scans inside, for `width` clients a step (None: for all that are stacked).
 
-    Steps that are not compiled have at most as many. Where compiled steps are repeated by C++, clients of each of the
-    `parts` share lanes with each other only, and so many parts are at work at a time.
+    Steps that are not compiled have at most as many. Those that C++ repeats have one: so many `threads` take the
+    clients.
     """
-    token = _how.set(_How(enabled, width, parts, threads))
+    token = _how.set(_How(enabled, width, threads))
     try:
         yield
     finally:
@@ -200,7 +197,7 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
     mask = time[1]
     if not mask.is_meta and not bool(mask.any()):
         return [value.clone(memory_format=torch.contiguous_format) for value in carry]
-    if _now().compiled and levels and program.one_pool and mask.is_cpu:
+    if _now().compiled and program.one_pool and mask.is_cpu:
         done = _repeated(program, carry, fixed, time)
         if done is not None:
             return done
@@ -234,56 +231,43 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
 
 
 def _repeated(program: _Program, carry: list[Tensor], fixed: list[Tensor], time: list[Tensor]) -> list[Tensor] | None:
-    """The same by C++, in lanes; None where the step cannot be repeated by it."""
-    levels, [*lifted, _, _] = len(program.lifts), (dim is not None for dim in program.lifts[-1])
+    """The same by C++, which takes the steps of one client after another; None where it cannot repeat them."""
+    levels = len(program.lifts)
+    if not levels:
+        flat = [value[None] for value in (*carry, *fixed[:-2])]
+        alone = replace(program, lifts=((0,) * program.num_aux + (None, None),))
+        done = _repeated(alone, flat[: len(carry)], [*flat[len(carry) :], *fixed[-2:]], [value[None] for value in time])
+        return done and [leaf[0] for leaf in done]
+    one, lifted = replace(program, lifts=program.lifts[:-1]), [dim is not None for dim in program.lifts[-1][:-2]]
     *aux, x, y = fixed
     carry = [_whole_rows(leaf) for leaf in carry]
-    aux = [_whole_rows(leaf) if own else leaf.contiguous() for leaf, own in zip(aux, lifted, strict=True)]
+    everyone = len(carry[0])
+    aux = [leaf if own else leaf.expand(everyone, *leaf.shape) for leaf, own in zip(aux, lifted, strict=True)]
+    aux = [_whole_rows(leaf) for leaf in aux]
     pool = x.contiguous(), y.contiguous()
-    index, mask, key = (value.movedim(levels, 1) for value in time)  # [clients, steps, ...]
-    real = mask.flatten(2).any(2).numpy()
-    sizes, when = real.sum(1), np.argsort(~real, axis=1, kind="stable")  # a client's own steps first
-    parts = _now().parts or [range(len(sizes))]
-    width = _now().width or max(map(len, parts))
-    done = [leaf.new_empty(leaf.shape) for leaf in carry]
-    steps: list[Walk] = []
-    native: Native | None = None
+    times = [value.movedim(levels, 1) for value in time]  # [clients, steps, ...]
+    real = times[1].flatten(2).any(2)
+    batches = [value[real] for value in times]  # [steps of the first client, then of the second, and so on; ...]
+    rows = [*carry, *aux]
 
-    def kinds(batches: list[Tensor]) -> list[Kind]:
-        in_lanes = [*((leaf, True) for leaf in carry), *zip(aux, lifted, strict=True)]
-        found = [_kind(leaf, (width, *leaf.shape[1:]) if own else leaf.shape) for leaf, own in in_lanes]
-        found += [_kind(part, batches[0].shape[1:] + part.shape[1:]) for part in pool]
-        return found + [_kind(part, part.shape[1:]) for part in batches[1:]]
+    def first_step() -> list[Tensor]:
+        return [
+            *(leaf[0] for leaf in rows),
+            *(part[batches[0][0]] for part in pool),
+            *(part[0] for part in batches[1:]),
+        ]
 
-    def first_step(client: NDArray[np.int64], batches: list[Tensor]) -> list[Tensor]:
-        at = torch.from_numpy(client)
-        rows = [leaf.index_select(0, at) for leaf in carry]
-        rows += [leaf.index_select(0, at) if own else leaf for leaf, own in zip(aux, lifted, strict=True)]
-        return [*rows, *(part[batches[0][0]] for part in pool), *(part[0] for part in batches[1:])]
-
-    for part in (np.array(each) for each in parts):
-        if not sizes[part].any():
-            continue
-        plan = schedule(sizes[part].tolist(), width)
-        client, place = (np.ascontiguousarray(each.T) for each in (part[plan.client], plan.place))  # [steps, lanes]
-        at = torch.from_numpy(client), torch.from_numpy(when[client, place])
-        batches = [value[at] for value in (index, mask, key)]  # [steps, lanes, ...]
-        if not plan.live.all():
-            live = torch.from_numpy(plan.live.T)
-            batches[1] = batches[1] * live.reshape(*live.shape, *[1] * (mask.ndim - 2))
-        if native is None:
-            compiled = _compile_step(program, functools.partial(first_step, client[0], batches), kinds(batches))
-            if compiled is None or compiled.native is None:
-                return None
-            native = compiled.native
-        moves = [np.concatenate([each[:, :2], part[each[:, 2:]]], 1) for each in (plan.comes, plan.goes)]
-        own = Lanes(width, moves[0], moves[1], batches, done)
-        steps.append(native.in_lanes(carry, list(zip(aux, lifted, strict=True)), pool, own, len(steps)))
-    idle = torch.from_numpy(np.flatnonzero(sizes == 0))
-    if len(idle):
-        for leaf, before in zip(done, carry, strict=True):
-            tree.write_rows(leaf, idle, before.index_select(0, idle))
-    spans.beside(walks(steps, min(_now().threads, len(steps))))
+    kinds = [_kind(leaf, leaf.shape[1:]) for leaf in rows]
+    kinds += [_kind(part, batches[0].shape[1:] + part.shape[1:]) for part in pool]
+    kinds += [_kind(part, part.shape[1:]) for part in batches[1:]]
+    compiled = _compile_step(one, first_step, kinds, to_repeat=True)
+    if compiled is None or compiled.native is None:
+        return None
+    sizes = real.sum(1).numpy()
+    ends = sizes.cumsum()
+    parts = np.stack([np.arange(len(sizes)), ends - sizes, ends], 1)[np.argsort(-sizes, kind="stable")]
+    done, spent = compiled.native.scan(carry, aux, pool, Steps(parts, batches), _now().threads)
+    spans.beside(spent)
     return done
 
 
@@ -306,15 +290,11 @@ class _Walk:
     ) -> None:
         """`own`: nobody else looks at the tensors of this carry, so that they may be changed."""
         self.program, self.aux = program, aux
-        self.native = compiled.native if compiled is not None and program.one_pool else None
         self.run = compiled or program.function(select)
-        changed = range(len(carry)) if self.native else compiled.in_place if compiled is not None else ()
+        changed = compiled.in_place if compiled is not None else ()
         self.carry = [leaf.clone() if at in changed and not own else leaf for at, leaf in enumerate(carry)]
 
     def steps(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, key: Tensor) -> None:
-        if self.native:
-            self.carry = self.native.steps(self.carry, self.aux, (x, y), (index, mask, key))
-            return
         _called[0] += 1
         together = max(1, GATHERED // max(index[0].numel() * x[0].nbytes, 1))
         for some in (slice(start, start + together) for start in range(0, len(index), together)):
@@ -412,15 +392,20 @@ def _kind(value: Tensor, shape: Sequence[int]) -> Kind:
     return tuple(shape), value.dtype, value.device
 
 
-def _compile_step(program: _Program, example_of: Callable[[], list[Tensor]], kinds: Sequence[Kind]) -> _Compiled | None:
-    """The step for tensors of these `kinds`, which an example has."""
+def _compile_step(
+    program: _Program, example_of: Callable[[], list[Tensor]], kinds: Sequence[Kind], to_repeat: bool = False
+) -> _Compiled | None:
+    """The step for tensors of these `kinds`, which an example has; with `to_repeat`, only if C++ is likely to."""
     names = (*tree.pack(program.carry), "|", *tree.pack(program.aux))
     place = (identity(program.step), names, program.lifts, *kinds, torch.get_num_threads())
-    if place not in _compiled:
+    if place not in _compiled and not (to_repeat and place in _unrepeatable):
         example = example_of()
         try:
             with torch.random.fork_rng(devices=[]):  # trying the step out must not use up random numbers
                 graph, descents = _trace(program, example), tuple[Descent, ...]()
+                if to_repeat and not repeatable(graph):
+                    _unrepeatable.add(place)
+                    return None
                 if example[0].device.type == "cpu":
                     graph, descents = faster_products(graph, program.num_carry)
                 run, code = compile_graph(graph, example)
@@ -430,7 +415,7 @@ def _compile_step(program: _Program, example_of: Callable[[], list[Tensor]], kin
         except Exception as error:  # no C++ compiler, an operation that cannot be compiled, ...
             log.info("running this step without compiling it: %s", str(error).splitlines()[:1])
             _compiled[place] = None
-    return _compiled[place]
+    return _compiled.get(place)
 
 
 def _native(

@@ -114,18 +114,22 @@ class _Open:
 
     def __enter__(self) -> None:
         stack = self._profile._open
-        self.about = {**stack[-1].about, **self._about} if stack else self._about
+        if stack:
+            self.about = {**stack[-1].about, **self._about} if self._about else stack[-1].about
         stack.append(self)
         self._start = time.perf_counter_ns()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         length = time.perf_counter_ns() - self._start
-        profile = self._profile
-        if self not in profile._open:  # of a loop that was left by an exception, after what was around it
+        profile, stack = self._profile, self._profile._open
+        if stack and stack[-1] is self:
+            stack.pop()
+        elif self in stack:
+            del stack[stack.index(self) :]
+        else:  # of a loop that was left by an exception, after what was around it
             return
-        del profile._open[profile._open.index(self) :]
-        if profile._open:
-            profile._open[-1].inner += length
+        if stack:
+            stack[-1].inner += length
         own = max(length - self.inner, 0)
         profile.spans.append(Span(self._name, self._start, length, own, profile.process, self.about))
 

@@ -185,7 +185,7 @@ def repeated(leaf: Tensor) -> bool:
 
 def put(tree: T, ids: Tensor, new: T) -> T:
     """`tree` with its rows `ids` replaced by `new`; `new` itself, where these are all of them in their order."""
-    everyone = not ids.is_meta and bool((ids == torch.arange(len(ids), device=ids.device)).all())
+    everyone = not ids.is_meta and torch.equal(ids, torch.arange(len(ids), device=ids.device))
 
     def changed(leaf: Tensor, row: Tensor) -> Tensor:
         same = everyone and leaf.shape == row.shape and leaf.dtype == row.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ class Folder:
     def __init__(self, clock: list[float], takes: float) -> None:
         self.clock, self.takes, self.rounds, self.saved = clock, takes, list[int](), list[int]()
 
-    def append_rounds(self, records: list[dict[str, Any]]) -> None:
-        self.rounds += [record["round"] for record in records]
+    def append_lines(self, lines: list[bytes]) -> None:
+        self.rounds += [json.loads(line)["round"] for line in lines]
 
     def save(self, number: int, state: Any, best: int | None) -> None:
         self.clock[0] += self.takes

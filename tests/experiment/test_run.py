@@ -12,7 +12,7 @@ from torch import nn
 import coterie
 from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.experiment.config import Config, default_out, parse_bytes, read_toml, resolve, to_toml
-from coterie.experiment.folder import RunFolder, safe_name
+from coterie.experiment.folder import RunFolder, line_of, safe_name
 from coterie.experiment.journal import at_once
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
@@ -200,7 +200,7 @@ def test_records_that_cannot_be_written_leave_no_part_of_a_line(tmp_path, monkey
     folder.append_round({"round": 1})
     monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match="No space left"):
-        folder.append_rounds([{"round": 2}, {"round": 3}])
+        folder.append_lines([line_of({"round": number}) for number in (2, 3)])
     assert [row["round"] for row in folder.read_rounds(9)] == [1]
     assert (tmp_path / "rounds.jsonl").read_text().endswith("}\n")
 

@@ -63,7 +63,28 @@ class Federation:
     @functools.cached_property
     def largest(self) -> int:
         """Training examples of the client that has most."""
-        return max(len(split.train) for split in self.clients.values())
+        return max(self.sizes)
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Every client's number of training examples."""
+        return [len(split.train) for split in self.clients.values()]
+
+    @functools.cached_property
+    def rank(self) -> list[int]:
+        """Every client's place among all: those with most training examples come first, whoever is numbered how."""
+        order = sorted(range(len(self.names)), key=lambda i: (-self.sizes[i], self.names[i]))
+        return [place for _, place in sorted(zip(order, range(len(order)), strict=True))]
+
+    @functools.cached_property
+    def train(self) -> list[Index]:
+        """Every client's training examples, contiguous."""
+        return [np.ascontiguousarray(split.train, np.int64) for split in self.clients.values()]
+
+    @functools.cached_property
+    def addresses(self) -> NDArray[np.int64]:
+        """Where in memory they are."""
+        return np.array([own.ctypes.data for own in self.train], np.int64)
 
     def split(self, client: int) -> Split:
         return self.clients[self.names[client]]
@@ -136,7 +157,8 @@ def split_again(federation: Federation, *, validation: float, test: float, seed:
 def unchecked(federation: Federation, **values: Any) -> Federation:
     """`dataclasses.replace`, without looking through all examples again: each of them has been checked."""
     new = copy.copy(federation)
-    new.__dict__.pop("largest", None)  # which is found anew
+    for name in ("largest", "sizes", "rank", "train", "addresses"):  # which are found anew
+        new.__dict__.pop(name, None)
     new.__dict__.update(values, names=tuple(values["clients"]))
     return new
 

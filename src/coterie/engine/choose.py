@@ -164,9 +164,9 @@ def choose(
     if workers is None and speedup(winner) == 1:
         processes = 1
     engine = replace(candidates[winner], workers=processes, _team=[])
-    if winner in by_threads:  # as many parts as there would be chunks for so many cores, whoever takes them
-        parts = min(len(chunks(federation, ids, chunk)), cores() if can_fork() else 1)
-        engine = replace(engine, chunk=min(parts * chunk, len(ids)), parts=parts)
+    if winner in by_threads:
+        # As many clients as all cores would have at a time, however many workers there are (law 11).
+        engine = replace(engine, chunk=min(chunk * (cores() if can_fork() else 1), len(ids)), threads=True)
     return Choice(engine, times, tuple(notes))
 
 

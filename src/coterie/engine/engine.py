@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from coterie import paged, tree
+from coterie import tree
 from coterie.data.federation import Federation
 from coterie.device import on
 from coterie.engine.loop import loop
@@ -22,7 +22,7 @@ from coterie.engine.team import Rows, Team
 from coterie.engine.workers import can_fork
 from coterie.errors import ConfigError
 from coterie.lanes import deal
-from coterie.scan import Parts, compiling
+from coterie.scan import compiling
 from coterie.spans import span, timed
 from coterie.tree import Tree
 
@@ -38,11 +38,11 @@ class Engine:
     chunk: int = 32  # clients at once
     workers: int = 1  # processes
     lanes: int | None = None  # of them in a step (see `coterie.lanes`); None: all
-    parts: int = 1  # of a chunk: where C++ repeats the steps, workers are threads, and each takes some of the parts
+    threads: bool = False  # the workers are threads, for steps that C++ repeats
     _team: list[Team] = field(default_factory=list, repr=False, compare=False)  # none until there is work for it
 
     def __post_init__(self) -> None:
-        if self.workers > 1 and self.parts == 1 and not can_fork():
+        if self.workers > 1 and not self.threads and not can_fork():
             raise ConfigError([f"workers = {self.workers}: worker processes need Linux; use workers = 1"])
 
     def map(
@@ -57,28 +57,22 @@ class Engine:
 
         These hold until the next call: a worker's are shown where it wrote them.
         """
-        groups = chunks(federation, ids, 1 if self.kind == "loop" else self.chunk)
-        gather = timed("gather")(rows_of)
+        whole = self.threads and len(ids) <= self.chunk  # then all of them as they came, so that no row has to move
+        groups = [list(ids)] if whole else chunks(federation, ids, 1 if self.kind == "loop" else self.chunk)
         work = functools.partial(self._work, purpose, fn)
         with one_thread(), on(federation.x.device):
-            if self.parts > 1:
-                groups = [list(ids)] if len(groups) == 1 else groups  # as they came, so that no row has to move
-                results = [self._in_parts(federation, group, work, gather(group)) for group in groups]
-            elif self.workers > 1 and len(groups) > 1:
-                results = self._workers().map((purpose, fn), work, [functools.partial(gather, each) for each in groups])
+            if self.workers > 1 and len(groups) > 1 and not self.threads:
+                results = self._workers().map(
+                    (purpose, fn), work, [functools.partial(_gather, rows_of, each) for each in groups]
+                )
             else:
-                results = [work(gather(group)) for group in groups]
+                results = [work(_gather(rows_of, group)) for group in groups]
         return list(zip(groups, results, strict=True))
 
-    def _work(self, purpose: str, fn: Callable[..., Any], rows: Rows, parts: Parts | None = None) -> Tree:
+    def _work(self, purpose: str, fn: Callable[..., Any], rows: Rows) -> Tree:
         run, width = (loop, None) if self.kind == "loop" else (stacked, self.lanes or self.chunk)
-        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, width, parts, self.workers):
+        with span(SPANS.get(purpose, "evaluate")), compiling(self.compiled, width, self.workers if self.threads else 1):
             return run(fn, *rows)
-
-    def _in_parts(self, federation: Federation, group: list[int], work: Callable[..., Tree], rows: Rows) -> Tree:
-        by_size = sorted(range(len(group)), key=lambda row: _largest_first(federation, group[row]))
-        piles = deal([len(federation.split(group[row]).train) for row in by_size], min(self.parts, len(group)))
-        return work(rows, parts=[[by_size[place] for place in pile] for pile in piles])
 
     def _workers(self) -> Team:
         if not self._team:
@@ -89,11 +83,11 @@ class Engine:
         """The same engine with chunks of even size, for this number of clients a round."""
         number = -(-participants // self.chunk)
         chunk = -(-participants // number)
-        return replace(self, chunk=chunk, lanes=min(self.lanes or chunk, -(-chunk // self.parts)), _team=[])
+        return replace(self, chunk=chunk, lanes=min(self.lanes or chunk, chunk), _team=[])
 
     def describe(self) -> str:
         how = "one client at a time" if self.kind == "loop" else f"{self.lanes or self.chunk} clients stacked"
-        kind = "threads" if self.parts > 1 else "processes"
+        how, kind = ("steps of one client", "threads") if self.threads else (how, "processes")
         processes = f"{self.workers} {kind}" if self.workers > 1 else "one process"
         return f"{self.kind}: {how}, {'compiled' if self.compiled else 'not compiled'}, {processes}"
 
@@ -103,15 +97,16 @@ def chunks(federation: Federation, ids: Sequence[int], size: int) -> list[list[i
 
     The same whatever order `ids` come in.
     """
-    by_size = sorted(ids, key=functools.partial(_largest_first, federation))
+    by_size = sorted(ids, key=federation.rank.__getitem__)
     if size == 1:
         return [[client] for client in by_size]
-    piles = deal([len(federation.split(i).train) for i in by_size], -(-len(by_size) // size), size)
+    piles = deal([federation.sizes[i] for i in by_size], -(-len(by_size) // size), size)
     return [[by_size[place] for place in pile] for pile in piles]
 
 
-def _largest_first(federation: Federation, client: int) -> tuple[int, str]:
-    return -len(federation.split(client).train), federation.names[client]
+@timed("gather")
+def _gather(rows_of: Callable[[list[int]], Rows], group: list[int]) -> Rows:
+    return rows_of(group)
 
 
 @timed("gather")
@@ -149,9 +144,16 @@ def one_thread() -> Iterator[None]:
 
 def threads_for(values: Tree) -> contextlib.AbstractContextManager[None]:
     """One thread for a server's work on little; threads that have just worked keep the workers' cores busy a while."""
-    sizes: list[int] = []  # rows that are paged are many
-    paged.walk(values, lambda _, leaf: sizes.append(leaf.nbytes if isinstance(leaf, Tensor) else LITTLE))
-    return one_thread() if sum(sizes) < LITTLE else contextlib.nullcontext()
+    return one_thread() if _nbytes(values) < LITTLE else contextlib.nullcontext()
+
+
+def _nbytes(values: Tree) -> int:
+    """Of all leaves; rows that are paged are many."""
+    if isinstance(values, Tensor):
+        return values.nbytes
+    if isinstance(values, dict | tuple):
+        return sum(map(_nbytes, values.values() if isinstance(values, dict) else values))
+    return LITTLE
 
 
 def cores() -> int:

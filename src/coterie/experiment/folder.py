@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import to_json
 
 from coterie import tree
 from coterie.errors import CheckpointError, CoterieWarning
@@ -40,9 +41,11 @@ from coterie.evaluation import Predictions
 from coterie.experiment import files, segments
 from coterie.experiment.simulation import State
 from coterie.spans import Profile, timed
+from coterie.tree import Params
 
 FORMAT = 1
 PAGED = 2  # of a checkpoint whose rows are in files of their own
+SHARED = 3  # of one in which what the state has twice is once
 KEEP = 2
 COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
 WORDS = ("client", "verdict")  # columns of clients.csv that are no numbers
@@ -63,13 +66,13 @@ class RunFolder:
         files.write_json(self.path / "environment.json", environment())
 
     def append_round(self, record: dict[str, Any]) -> None:
-        self.append_rounds([record])
+        self.append_lines([line_of(record)])
 
     @timed("write")
-    def append_rounds(self, records: list[dict[str, Any]]) -> None:
-        """All of them, or none if that fails."""
+    def append_lines(self, lines: list[bytes]) -> None:
+        """Records as `line_of` makes them; all of them, or none if that fails."""
         path = self.path / "rounds.jsonl"
-        left = memoryview("".join(files.to_json(record) + "\n" for record in records).encode())
+        left = memoryview(b"".join(lines))
         try:
             with path.open("ab", buffering=0) as file:
                 begin = file.tell()
@@ -97,7 +100,7 @@ class RunFolder:
         return records
 
     def rewrite_rounds(self, records: list[dict[str, Any]]) -> None:
-        files.write_text(self.path / "rounds.jsonl", "".join(files.to_json(record) + "\n" for record in records))
+        files.write_text(self.path / "rounds.jsonl", b"".join(map(line_of, records)).decode())
 
     @timed("write")
     def save(self, round: int, state: State, best: int | None) -> None:
@@ -106,10 +109,12 @@ class RunFolder:
         building = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(building, ignore_errors=True)
         flat, rows = segments.write(target.parent, state)
+        flat, same = _once(flat)
         files.write_tensors(building / "state.safetensors", flat)
         digest = files.checksum(building / "state.safetensors")
         about: dict[str, Any] = {"format": FORMAT, "round": round, "best": best, "checksum": digest}
-        files.write_json(building / "state.json", about | ({"format": PAGED, "rows": rows} if rows else {}))
+        about |= {"format": PAGED, "rows": rows} if rows else {}
+        files.write_json(building / "state.json", about | ({"format": SHARED, "same": same} if same else {}))
         shutil.rmtree(target, ignore_errors=True)
         building.rename(target)
         rounds = self.checkpoints()
@@ -126,10 +131,11 @@ class RunFolder:
         """(the state after a round, the best round known then); raises `CheckpointError` if it is not intact."""
         folder = self._checkpoint(round)
         about = files.read_json(folder / "state.json")
-        if not isinstance(about, dict) or about.get("format", 0) > PAGED:
+        if not isinstance(about, dict) or about.get("format", 0) > SHARED:
             raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
         flat = files.read_tensors(folder / "state.safetensors", about.get("checksum", ""))
         try:
+            flat |= {path: flat[first] for path, first in about.get("same", {}).items()}
             return segments.read(folder.parent, flat, about.get("rows", {}), like), about["best"]
         except CheckpointError as error:
             raise CheckpointError(f"'{folder}' is not whole: {error}") from error
@@ -195,6 +201,25 @@ class RunFolder:
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:05d}"
+
+
+@timed("write")
+def line_of(record: dict[str, Any]) -> bytes:
+    """As JSON; what is not finite is null. A record has a number for every client, and more: Rust writes it sooner."""
+    return to_json(record, inf_nan_mode="null") + b"\n"
+
+
+def _once(flat: Params) -> tuple[Params, dict[str, str]]:
+    """Without the tensors that are there twice (a model that a client keeps, and the server too), and what each is."""
+    known: dict[Any, str] = {}
+    own, same = Params(), dict[str, str]()
+    for path, leaf in flat.items():
+        first = known.setdefault((leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device), path)
+        if first == path or not leaf.numel():
+            own[path] = leaf
+        else:
+            same[path] = first
+    return own, same
 
 
 def safe_name(client: str) -> str:

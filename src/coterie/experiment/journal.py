@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coterie.experiment.folder import RunFolder
+from coterie.experiment.folder import RunFolder, line_of
 from coterie.experiment.simulation import State
 
 PATIENCE = 2.0  # seconds
@@ -34,7 +34,7 @@ def at_once() -> Iterator[None]:
 class Journal:
     def __init__(self, folder: RunFolder | None, every: int, done: int, best: int | None) -> None:
         self.folder, self.every = folder, every
-        self._records: list[dict[str, Any]] = []  # that are not in the folder yet
+        self._lines: list[bytes] = []  # of rounds that are not in the folder yet
         self._states: dict[int, State] = {}  # of the last and of the best round
         self._saved = {done, best}  # the rounds that there are checkpoints of
         self._best = best
@@ -43,7 +43,8 @@ class Journal:
     def add(self, record: dict[str, Any], state: State, best: int | None, kept: State | None, last: bool) -> None:
         """A round is over. `kept` is the state after the `best` one so far; the `last` one is written at any rate."""
         number = record["round"]
-        self._records.append(record)
+        if self.folder:
+            self._lines.append(line_of(record))
         self._best = best
         self._states = ({} if best is None or kept is None else {best: kept}) | {number: state}
         self._due = self._due or last or best == number or number % self.every == 0
@@ -56,9 +57,9 @@ class Journal:
         if self.folder is None:
             return
         begin = time.monotonic()
-        if self._records:
-            self.folder.append_rounds(self._records)
-            self._records = []
+        if self._lines:
+            self.folder.append_lines(self._lines)
+            self._lines = []
         if checkpoint:
             for number, state in sorted(self._states.items()):
                 if number not in self._saved:

@@ -187,17 +187,21 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
     engine = seat.engine(begun) if seat else pick_engine([begun], begun.probe, tell.say)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
+    standing = math.nan if best is None else _score(setup.metric, _at(records, best))
     journal = Journal(folder, config.checkpoint_every, done, best)
     try:
         for number in each("round", range(done + 1, config.rounds + 1)):
             begin = time.perf_counter()
             outcome = sim.train(number, engine)
-            record = _record(number, outcome, federation)
+            scores: dict[str, Any] = {}
             if number % config.evaluate_every == 0 or number == config.rounds:
-                scores = sim.evaluate(number, engine)
-                record |= {part: {m: plain(v) for m, v in by.items()} for part, by in scores.items()}
-                if best is None or _better(setup.metric, record, _at(records, best)):
-                    best, kept = number, sim.state
+                with span("evaluate"):
+                    found = sim.evaluate(number, engine)
+                    scores = {part: {m: plain(v) for m, v in by.items()} for part, by in found.items()}
+                    score = _score(setup.metric, scores)
+                    if best is None or _better(score, standing):
+                        best, kept, standing = number, sim.state, score
+            record = _record(number, outcome, federation) | scores
             record["seconds"] = (time.perf_counter() - begin) / (seat.number if seat else 1)
             records.append(record)
             journal.add(record, sim.state, best, kept, last=number == config.rounds)
@@ -318,10 +322,14 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
     return next(record for record in records if record["round"] == number)
 
 
-def _better(metric: str, new: dict[str, Any], old: dict[str, Any]) -> bool:
+def _better(new: float, old: float) -> bool:
     """Strictly better, so that ties go to the earlier round."""
-    ours, theirs = (sign_of(metric) * mean(record["validation"][metric]) for record in (new, old))
-    return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
+    return new > old or (math.isnan(old) and not math.isnan(new))
+
+
+def _score(metric: str, record: dict[str, Any]) -> float:
+    """What rounds are selected by: the higher, the better."""
+    return sign_of(metric) * mean(record["validation"][metric])
 
 
 def local_like(method: AnyMethod) -> AnyMethod:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -92,11 +93,15 @@ class Simulation:
         return cls(method, task, federation, plan, participants, seed, State(server, clients), place, store=store)
 
     def _at(self, ids: list[int]) -> Tensor:
-        return torch.tensor(ids, device=self.federation.x.device)
+        return self._all if ids == self._everyone else torch.tensor(ids, device=self.federation.x.device)
+
+    @functools.cached_property
+    def _all(self) -> Tensor:
+        return torch.tensor(self._everyone, device=self.federation.x.device)
 
     def sample(self, round: int) -> list[int]:
         """The clients of a round."""
-        return self._smallest(list(range(len(self.federation.names))), self.participants, "participation", round)
+        return self._smallest(self._everyone, self.participants, "participation", round)
 
     def _smallest(self, ids: list[int], size: int, purpose: str, round: int) -> list[int]:
         """A random choice: each client draws a number of its own; the smallest are chosen, whatever their order."""
@@ -184,7 +189,7 @@ class Simulation:
             }
         return told
 
-    @property
+    @functools.cached_property
     def _everyone(self) -> list[int]:
         return list(range(len(self.federation.names)))
 
@@ -348,11 +353,11 @@ class Simulation:
 
     @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
-        for leaf in [*info.values(), *tree.leaves(ups)]:
-            flat = leaf.reshape(len(ids), -1)
-            if bool(torch.isfinite(flat.sum())):  # then all of them are; one pass, no copy
-                continue
-            bad = ~torch.isfinite(flat).all(1)
+        said = [*info.values(), *tree.leaves(ups)]
+        if math.isfinite(sum(float(leaf.sum()) for leaf in said)):  # then all of them are; one pass, no copy
+            return
+        for leaf in said:
+            bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
             if bool(bad.any()):
                 name = self.federation.names[ids[int(bad.nonzero()[0])]]
                 raise CoterieError(

@@ -113,8 +113,9 @@ class FedAMP(Method[Server, Params, Params, Params]):
     def _xi(self, warned: Tensor, distance: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, ...]:
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
         sigma = middle(pairs) / self.contrast if self.sigma == "auto" else self.sigma
-        alpha, most = sigma / (count + 1), sigma / count
+        alpha = sigma / (count + 1)
         if self.alpha != "auto":
+            most = sigma / count
             alpha = most.clamp_max(self.lam / self._pull)
             warned = warned if bool(warned) else torch.tensor(_warn(self.lam / self._pull, float(most.min())))
         return torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0), warned
