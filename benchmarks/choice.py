@@ -29,13 +29,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import coterie
 from coterie.engine import Engine
-from coterie.engine.engine import cores
 from coterie.engine.workers import can_fork
 from coterie.experiment.pick import Begin, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 from coterie.machine_code import compile_graph
 from coterie.models import Factory, cnn, linear, mlp
+from coterie.processor import cores
 
 SLACK = 1.2
 CLIENTS = 20

@@ -53,12 +53,12 @@ from coterie import tree
 from coterie.batches import Batches
 from coterie.data.federation import Split
 from coterie.engine import Engine, chunk_size
-from coterie.engine.engine import cores
 from coterie.engine.workers import can_fork
 from coterie.experiment.pick import Begin, pick_engine
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 from coterie.models import Factory, cnn, mlp
+from coterie.processor import cores
 from coterie.tree import Params
 
 LR = 0.01

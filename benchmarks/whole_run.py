@@ -15,7 +15,8 @@ it is long, once more after. What was paid beyond those (choosing, compiling)
 is shown apart; a run of 100 rounds has all of it in it. As many ordinary rounds as were timed, and ours, lead to mean
 accuracies that are close.
 
-The breakdown is of all rounds from 10 on, in all processes. Useful work is 6 x the multiply-adds of the network's
+The breakdown is of all rounds from 3 on, when nothing is compiled any more, in all processes and threads: checkpoints
+are seldom, so that few rounds may have none or too many. Useful work is 6 x the multiply-adds of the network's
 layers for each example of a gradient, 2 x for one that is only scored: so many are *credited*, though a convolution may
 be computed with fewer (`winograd.py`), so that the share of the CNN can be above 100 %. The machine's own rate is that
 of 1024 x 1024 float32 products on all cores.
@@ -45,18 +46,19 @@ from torch.utils.data import TensorDataset
 
 import coterie
 from coterie.data.minibatches import draw
-from coterie.engine.engine import cores
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Setup, num_outputs
 from coterie.machine_code import compile_graph
 from coterie.methods import FedMAP, PFedBreD
 from coterie.models import find_model
+from coterie.processor import cores
 from coterie.spans import WORK, recording
 
 LR, BATCH, CLIENTS = 0.01, 10, 20
 SHARE = 14_000 / 70_000
 RUN = 100  # rounds, for the choice of an engine
 FIRST = 10  # the first round that counts
+COMPILED = 3  # the first one of the breakdown: by then, all is compiled
 SECONDS = 3.0  # of rounds of ours that count; but two of them, at least
 LONG = 5.0  # seconds of an ordinary round that is timed once only
 CLOSE = 0.1  # mean accuracies of the two sides, whose minibatches are drawn apart, after a round or two
@@ -228,9 +230,10 @@ def measure(case: Case, method: str) -> Measured:
     done = len(clock.ends)
     first = min(FIRST, done - 1)  # fewer in a smoke test
     ours = statistics.median(b - a for a, b in zip(clock.ends[first - 2 :], clock.ends[first - 1 :], strict=False))
-    rows = {row.name: row for row in profile.table(rounds=True, first=first)}
+    warm = min(COMPILED, first)
+    rows = {row.name: row for row in profile.table(rounds=True, first=warm)}
     workers = max((span.process for span in profile.spans), default=0) + 1
-    train = (rows["train"].seconds + rows["train"].elsewhere) / (done - first + 1)
+    train = (rows["train"].seconds + rows["train"].elsewhere) / (done - warm + 1)
     each = multiply_adds(ordinary.modules[0], tuple(setup.federation.x.shape[1:]))
     reached = clock.records[len(spent) - 1]["test"]["accuracy"]
     return Measured(

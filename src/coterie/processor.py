@@ -4,6 +4,7 @@ run has the same bits."""
 from __future__ import annotations
 
 import functools
+import os
 import platform
 from pathlib import Path
 
@@ -15,3 +16,8 @@ def intel() -> bool:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return "Intel" in platform.processor()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from coterie.batches import Batches
 from coterie.data.federation import Federation
-from coterie.engine.engine import Engine, chunks, cores
+from coterie.engine.engine import Engine, chunks
 from coterie.engine.team import Rows
 from coterie.engine.workers import can_fork, fan_out
 from coterie.errors import CoterieError
 from coterie.lanes import fitting
 from coterie.machine_code import compiling_takes, no_garbage
+from coterie.processor import cores
 from coterie.scan import called, compilations, refusals
 
 CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory

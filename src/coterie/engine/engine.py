@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -154,7 +153,3 @@ def _nbytes(values: Tree) -> int:
     if isinstance(values, dict | tuple):
         return sum(map(_nbytes, values.values() if isinstance(values, dict) else values))
     return LITTLE
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

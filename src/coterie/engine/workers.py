@@ -6,6 +6,7 @@ folder in memory. This process works too. There is no pickle, and which worker t
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -17,10 +18,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from coterie import spans, tree
 from coterie.errors import CoterieError
+from coterie.processor import cores
 from coterie.tree import Tree
 
 _TOKEN = struct.Struct("i")
@@ -29,6 +33,23 @@ _TOKEN = struct.Struct("i")
 def can_fork() -> bool:
     """Forking after numerical libraries have started is safe on Linux only."""
     return sys.platform.startswith("linux")
+
+
+Do = Callable[[Sequence[Callable[[], None]]], None]  # does jobs that change nothing but files
+
+
+def all_done(jobs: Sequence[Callable[[], None]]) -> None:
+    """Such jobs, in as many processes as there are cores."""
+
+    def said(job: Callable[[], None]) -> Tensor:
+        job()
+        return torch.zeros(0)
+
+    if len(jobs) > 1 and can_fork():
+        fan_out([functools.partial(said, job) for job in jobs], cores())
+    else:
+        for job in jobs:
+            job()
 
 
 @spans.timed("workers")

@@ -41,7 +41,7 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
     """A metric of one client; `score` defines it, and with every weight 1 this equals it."""
     if metric == "loss":
         losses = task.output_losses(one.outputs, one.y).double().numpy()
-        return lambda weights: weights @ losses / weights.sum(1)
+        return lambda weights: _product(weights, losses) / weights.sum(1)
     if task.kind == "regression":
         return _rmse(*_targets(one)) if metric == "rmse" else _r2(*_targets(one))
     outputs, y, example = one_label_each(one.outputs, one.y, torch.arange(len(one.y)))
@@ -54,7 +54,7 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
     if metric == "ece":
         confidence, _ = confidence_and_surprise(outputs)
         gaps = _tally((len(one.y), BINS), index, bin_of(confidence).numpy(), right - confidence.numpy())
-        return lambda weights: np.abs(weights @ gaps).sum(1) / _count(weights, truth.sum(1))
+        return lambda weights: np.abs(_product(weights, gaps)).sum(1) / _count(weights, truth.sum(1))
     hits = _tally(shape, index, labels, right)
     if metric == "accuracy":
         return lambda weights: _count(weights, hits.sum(1)) / _count(weights, truth.sum(1))
@@ -86,8 +86,13 @@ def _count(weights: Weights, tally: Array) -> Array:
     """weights @ tally, which are whole numbers: exact, and in half the time where float32 holds the sums."""
     most = float(tally.max(initial=0.0)) * weights.shape[1]
     whole = np.float32 if most <= 2**24 else np.float64
-    counted: Array = (weights.astype(whole, copy=False) @ tally.astype(whole)).astype(float)
+    counted: Array = _product(weights, tally, whole).astype(float)
     return counted
+
+
+def _product(weights: Weights, values: Array, kind: type[Any] = np.float64) -> Any:
+    """weights @ values, by PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own."""
+    return (torch.from_numpy(weights.astype(kind, copy=False)) @ torch.from_numpy(values.astype(kind))).numpy()
 
 
 def _mean_ratio(above: Array, below: Array) -> Array:
@@ -143,8 +148,7 @@ def _by_product(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: 
     own = scores[of_class, None]
     known = ((scores < own).astype(whole) + (scores <= own)) * ~of_class  # [members, labels]
     known = known.reshape(len(own), index[-1] + 1, -1).sum(2)  # the labels of an example are side by side
-    # By PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own.
-    return lambda rows: (torch.from_numpy(known) @ torch.from_numpy(rows)).numpy()
+    return lambda rows: _product(known, rows, whole)
 
 
 def _by_sums(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
@@ -168,7 +172,7 @@ def _targets(one: Predictions) -> tuple[Array, Array]:
 
 
 def _rmse(squared: Array, y: Array) -> Statistic:
-    return lambda weights: np.sqrt(weights @ squared.mean(1) / weights.sum(1))
+    return lambda weights: np.sqrt(_product(weights, squared.mean(1)) / weights.sum(1))
 
 
 def _r2(squared: Array, y: Array) -> Statistic:
@@ -176,9 +180,9 @@ def _r2(squared: Array, y: Array) -> Statistic:
 
     def r2(weights: Weights) -> Array:
         count = weights.sum(1, keepdims=True)
-        error = weights @ squared
-        spread = weights @ centred**2 - (weights @ centred) ** 2 / count
-        varies = spread > 1e-12 * np.maximum(weights @ centred**2, 1e-300)
+        error, squares = _product(weights, squared), _product(weights, centred**2)
+        spread = squares - _product(weights, centred) ** 2 / count
+        varies = spread > 1e-12 * np.maximum(squares, 1e-300)
         share = np.divide(error, spread, out=np.zeros_like(error), where=varies)
         return _mean_ratio(np.where(varies, 1 - share, 0.0), varies.astype(float))
 

@@ -30,6 +30,7 @@ from coterie.batches import Batches
 from coterie.data.federation import Federation, Split, unchecked
 from coterie.engine import Engine, chunk_size
 from coterie.engine.team import Rows
+from coterie.engine.workers import all_done
 from coterie.errors import CoterieError
 from coterie.experiment import files
 from coterie.experiment.config import parse_bytes
@@ -103,6 +104,15 @@ def _moved(federation: Federation, start: int, x: Tensor, y: Tensor) -> Federati
     return unchecked(federation, x=x, y=y, clients=clients, weights=weights)
 
 
+class Jobs(NamedTuple):
+    """What only writes files: those of all runs are done at once."""
+
+    jobs: Sequence[Callable[[], None]]
+
+
+Question = Begin | Work | Jobs
+
+
 class Run(NamedTuple):
     label: str
     setup: Setup  # of `join`
@@ -122,7 +132,7 @@ class Seat:
 
     def __init__(self, run: Run, tell: Progress, number: int) -> None:
         self.number = number  # of runs that share the time
-        self._questions: SimpleQueue[Begin | Work | End] = SimpleQueue()
+        self._questions: SimpleQueue[Question | End] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run, run, tell), daemon=True)
@@ -142,12 +152,15 @@ class Seat:
     ) -> Results:
         return cast(Results, self._ask(Work(fn, federation, ids, rows_of, purpose)))
 
-    def go_on(self, answer: Any) -> Begin | Work | End:
+    def do(self, jobs: Sequence[Callable[[], None]]) -> None:
+        self._ask(Jobs(jobs))
+
+    def go_on(self, answer: Any) -> Question | End:
         """Let the run go on until it asks again."""
         self._answers.put(answer)
         return self._questions.get()
 
-    def _ask(self, question: Begin | Work) -> Any:
+    def _ask(self, question: Question) -> Any:
         self._questions.put(question)
         answer = self._answers.get()
         if isinstance(answer, BaseException):
@@ -183,7 +196,7 @@ def run_abreast(label: str, runs: Sequence[Run], tell: Progress) -> list[Result]
     together = Chorus(tell, label, len(runs))
     seats = [Seat(run, together, len(runs)) for run in runs]
     stop = Interrupt()
-    asked: list[Begin | Work | End] = []
+    asked: list[Question | End] = []
     answers: list[Any] = [None] * len(seats)
     while True:
         with stop.postponed():
@@ -273,12 +286,13 @@ class Joint:
         self.first = np.cumsum([0, *(len(one.names) for one in federations)]).tolist()  # client of each run
         self.engine = Engine()
 
-    def answer(self, asked: Sequence[Begin | Work | End], say: Callable[[str], None]) -> list[Any]:
+    def answer(self, asked: Sequence[Question | End], say: Callable[[str], None]) -> list[Any]:
         answers: list[Any] = [None] * len(asked)
         begun = [each for each in asked if isinstance(each, Begin)]
         if begun:  # then all of them: it is what a run asks first
             self.engine = pick_engine(begun, lambda: self._union(dict(enumerate(each.probe() for each in begun))), say)
             return [self.engine] * len(asked)
+        all_done([job for each in asked if isinstance(each, Jobs) for job in each.jobs])
         works = {k: each for k, each in enumerate(asked) if isinstance(each, Work)}
         for purpose in dict.fromkeys(work.purpose for work in works.values()):
             alike = {k: work for k, work in works.items() if work.purpose == purpose}

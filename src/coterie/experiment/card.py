@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from coterie import rng
 from coterie.data import Federation
-from coterie.engine.engine import cores, one_thread
-from coterie.engine.workers import can_fork, fan_out
+from coterie.engine.engine import one_thread
+from coterie.engine.workers import Do, all_done
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
@@ -32,7 +30,8 @@ RESAMPLES = 1000
 PARTS = ("train", "validation", "test")
 SHOWN = 10  # collaborators that the Markdown names
 MOST = 200  # that card.json does
-SOME = 250  # cards that one process writes at a time
+SOME = 250  # cards that one process writes at a time: fewer are not worth another one
+FEW = 10  # the same, where there are other processes already
 
 
 def write_cards(
@@ -42,12 +41,13 @@ def write_cards(
     others: Sequence[str] = (),
     benefit: dict[str, Any] | None = None,
     population: int | None = None,
+    do: Do | None = None,
 ) -> None:
     """card.json and card.md in every client's folder.
 
     `benefit` is that of benefit.json, which is read unless it is given; `others` are the clients of the run that a
     newcomer, who is the one client of `result`, has joined; `population` is how many trained together where `result`
-    knows of one site only.
+    knows of one site only. They are written by `do`, if it is given.
     """
     if benefit is None and (out / "benefit.json").exists():
         benefit = files.read_json(out / "benefit.json")
@@ -55,23 +55,19 @@ def write_cards(
     versions = {**environment()["packages"], "coterie": version(), "python": environment()["python"]}
     learned, names = _learning(result, others), result.names
 
-    def write(some: range) -> Tensor:
+    @one_thread()  # since a client's examples are few
+    def write(some: range) -> None:
         for i in some:
             card = make_card(result, setup, i, others, gains.get(names[i]), versions, learned(i))
             card |= {} if population is None else {"clients": population}
             folder = out / "clients" / safe_name(names[i])
             files.write_json(folder / "card.json", card)
             files.write_text(folder / "card.md", to_markdown(card, out))
-        return torch.zeros(0)  # a job says something
 
-    jobs = [partial(write, range(i, min(i + SOME, len(names)))) for i in range(0, len(names), SOME)]
-    # On one thread each, since a client's examples are few.
-    with files.together(2 * len(names)), one_thread():
-        if len(jobs) > 1 and can_fork():
-            fan_out(jobs, cores())
-        else:
-            for job in jobs:
-                job()
+    each = FEW if do else SOME
+    jobs = [partial(write, range(i, min(i + each, len(names)))) for i in range(0, len(names), each)]
+    with files.together(2 * len(names)):
+        (do or all_done)(jobs)
 
 
 def make_card(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.engine.workers import Do
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import METRICS, mean
 from coterie.experiment import files
@@ -18,15 +19,16 @@ from coterie.spans import timed
 
 
 @timed("finish")
-def finish(result: Result, setup: Setup, out: Path | None, population: int | None = None) -> None:
+def finish(result: Result, setup: Setup, out: Path | None, population: int | None = None, do: Do | None = None) -> None:
     """Complete the rows of `result` and, with `out`, write what the run folder still lacks; the summary comes last.
 
-    `population` is the size of the federation where `setup` is that of one site.
+    `population` is the size of the federation where `setup` is that of one site. The cards are
+    written by `do`, if it is given.
     """
     if result.reference is not None:
         add_benefit(result, out)
     if out:
-        write_cards(result, setup, out, population=population)
+        write_cards(result, setup, out, population=population, do=do)
         files.write_json(out / "summary.json", summary(result))
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from coterie import paged, tree
 from coterie.data import Federation
 from coterie.engine import Choice, Engine, choose, shape
-from coterie.engine.engine import cores
 from coterie.engine.team import Rows
 from coterie.engine.workers import can_fork
 from coterie.experiment import files
@@ -17,6 +16,7 @@ from coterie.experiment.config import parse_bytes
 from coterie.experiment.folder import RunFolder
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
+from coterie.processor import cores
 from coterie.spans import timed
 
 

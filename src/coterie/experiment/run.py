@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,7 +112,7 @@ def run_setup(
             result.reference = execute(alone, beside, tell, resume=begun)
     if out:
         picture.write_facts(result, setup.federation, out)
-    finish(result, setup, out)
+    finish(result, setup, out, do=seat.do if seat else None)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
     if out and report and setup.config.report:
@@ -239,8 +240,9 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
     )
     if folder:
         folder.write_predictions(predictions)
+        models = partial(write_models, folder, result, federation, len(federation.names))
         with files.together(2 * len(federation.names)):
-            write_models(folder, result, federation, len(federation.names))
+            seat.do([models]) if seat else models()
         folder.write_clients(result.clients)
         files.write_json(folder.path / "summary.json", summary(result))
     return result

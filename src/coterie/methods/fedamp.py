@@ -115,8 +115,7 @@ class FedAMP(Method[Server, Params, Params, Params]):
         sigma = middle(pairs) / self.contrast if self.sigma == "auto" else self.sigma
         alpha = sigma / (count + 1)
         if self.alpha != "auto":
-            most = sigma / count
-            alpha = most.clamp_max(self.lam / self._pull)
+            alpha = (most := sigma / count).clamp_max(self.lam / self._pull)
             warned = warned if bool(warned) else torch.tensor(_warn(self.lam / self._pull, float(most.min())))
         return torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0), warned
 
