@@ -31,7 +31,7 @@ MEANING = {
     "dispatch": "make what the clients are sent",
     "gather": "fetch states, draw minibatches, put results in order",
     "train": "local updates",
-    "evaluate": "views, their outputs, metrics",
+    "evaluate": "what views are made of, their outputs, metrics",
     "aggregate": "check and combine what the clients said",
     "write": "checkpoints, models, records",
     "workers": "start processes, wait for them, fetch their results",

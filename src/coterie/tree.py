@@ -10,6 +10,7 @@ distances.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -185,13 +186,18 @@ def repeated(leaf: Tensor) -> bool:
 
 def put(tree: T, ids: Tensor, new: T) -> T:
     """`tree` with its rows `ids` replaced by `new`; `new` itself, where these are all of them in their order."""
-    everyone = not ids.is_meta and torch.equal(ids, torch.arange(len(ids), device=ids.device))
+    everyone = not ids.is_meta and torch.equal(ids, _arange(len(ids), ids.device))
 
     def changed(leaf: Tensor, row: Tensor) -> Tensor:
         same = everyone and leaf.shape == row.shape and leaf.dtype == row.dtype
         return row if same else leaf.index_copy(0, ids, row)
 
     return map(changed, tree, new)
+
+
+@functools.lru_cache(maxsize=8)
+def _arange(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, device=device)
 
 
 def mean(tree: T, weights: Tensor) -> T:

@@ -36,7 +36,6 @@ class Central:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return method.init_server(params, population)
 
-    @timed("dispatch")
     def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         with threads_for(server):
             return send(server, ids, draw())

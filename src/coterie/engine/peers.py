@@ -42,7 +42,6 @@ class Peers:
         heard = [own._replace(audience=min(own.audience, len(near))) for near in self.near]
         return tree.stack([method.init_server(params, each) for each in heard])
 
-    @timed("dispatch")
     def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         """Every peer asks its own copy. All use the same random numbers, as clients of one server would."""
         downs = [send(tree.rows(server, i), torch.tensor([i]), draw()) for i in ids.tolist()]

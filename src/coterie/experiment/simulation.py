@@ -30,7 +30,7 @@ from coterie.hyper import AnyMethod
 from coterie.method import Info, Population
 from coterie.native import own_products
 from coterie.paged import Paged, Store
-from coterie.spans import timed
+from coterie.spans import span, timed
 from coterie.task import Task
 from coterie.tree import Params, Tree
 
@@ -128,7 +128,8 @@ class Simulation:
                 heard, said = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
             server = self.place.aggregate(self.method, self.state.server, heard, said)
             server_info = self.place.info(self.method, server)
-            self.state = State(server, paged.put(self.state.clients, at, clients))
+            whole = at is self._all and not isinstance(self.state.clients, Paged)
+            self.state = State(server, clients if whole else paged.put(self.state.clients, at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     @timed("evaluate")
@@ -293,7 +294,8 @@ class Simulation:
         return round(rounds * self.participants * sum(everyone) / len(everyone))
 
     def _work(self, round: int, ids: list[int]) -> tuple[Tree, Any]:
-        down = self._send(ids, self.method.dispatch, "dispatch", round)
+        with span("dispatch"):
+            down = self._send(ids, self.method.dispatch, "dispatch", round)
         rows_of = self._rows(ids, down)
 
         def with_batches(group: list[int]) -> Rows:
