@@ -152,6 +152,49 @@ def test_repeated_training_equals_eager_training(optimizer: Any, steps: int, wid
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(params), tree.leaves(before), strict=True))
 
 
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_a_client_gets_the_same_bits_whoever_else_is_there_and_however_many_threads(threads: int) -> None:
+    """Three clients of 5, 2 and no minibatches; then each alone, and in another order."""
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(150, 70), nn.ReLU(), nn.Linear(70, 3)), "classification")
+    params = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, *leaf.shape), task.init())
+    centre, data = tree.map(lambda leaf: leaf[0] + 0.1, params), batches(150, 5)
+    data.mask[2] = 0
+
+    def one(params: Any, data: Batches) -> Any:
+        return train(task, SGD(0.1, momentum=0.9), params, data, quadratic, (centre, torch.tensor(0.5)))
+
+    def of(rows: list[int], threads: int) -> list[Tensor]:
+        some = Batches(data.x, data.y, *(leaf[rows] for leaf in data[2:]))
+        with compiling(threads=threads):
+            return tree.leaves(stacked(one, (tree.rows(params, torch.tensor(rows)),), some))
+
+    whole = of([0, 1, 2], 1)
+    assert len(natives()) == 1
+    assert all(torch.equal(leaf[2], before[2]) for leaf, before in zip(whole, tree.leaves(params), strict=False))
+    for rows in ([0, 1, 2], [2, 1, 0], [1], [0]):
+        found = of(rows, threads)
+        assert all(torch.equal(leaf, expected[rows]) for leaf, expected in zip(found, whole, strict=True))
+    assert len(natives()) == 1, "one compiled step serves all of them"
+
+
+def test_nested_clients_are_repeated() -> None:
+    """Several models for each client: the inner axis belongs to the step."""
+    torch.manual_seed(0)
+    task, data = Task(nn.Linear(150, 3), "classification"), batches(150, 4)
+    models = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, 2, *leaf.shape), task.init())
+
+    def one(models: Any, data: Batches) -> Any:
+        return torch.func.vmap(lambda model: train(task, SGD(0.1), model, data))(models)
+
+    expected = stacked(one, (models,), data)
+    with compiling(threads=2):
+        got = stacked(one, (models,), data)
+    assert all(native is not None for native in natives())
+    for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_proximal_steps_of_one_client_equal_eager_ones(threads: int) -> None:
     """Products that begin on the way to the centre; C++ repeats them where there are no threads to share the work."""

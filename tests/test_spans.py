@@ -53,6 +53,22 @@ def test_own_times_add_up_to_the_whole_and_inner_spans_know_what_is_around_them(
     assert profile.table(rounds=True, first=3) == []
 
 
+def test_threads_are_told_of_and_waiting_for_them_is_not_training():
+    with recording() as profile:
+        spans.beside([[0, 1], [0, 5]])  # in no span of its own
+        with span("train", round=1):
+            begin = time.perf_counter_ns()
+            time.sleep(0.03)
+            # Another thread began 1 ms later, and ended 10 ms after this one had.
+            spans.beside([[begin, begin + 20_000_000], [begin + 1_000_000, begin + 30_000_000]])
+    rows = {row.name: row for row in profile.table(rounds=True)}
+    assert rows["train"].elsewhere == pytest.approx(0.029)
+    assert rows["workers"].seconds == pytest.approx(0.010)
+    assert rows["train"].seconds + rows["workers"].seconds == pytest.approx(0.03, abs=0.01)
+    (other,) = (one for one in profile.spans if one.process == 1 and one.about == {"round": 1})
+    assert begin < other.start < begin + 10_000_000
+
+
 def test_a_span_that_raises_is_closed_and_a_loop_that_is_left_does_not_confuse_the_others():
     @timed("train")
     def fails():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.data import Federation, Split, from_clients, load
-from coterie.data.federation import split_again, split_client
+from coterie.data.federation import split_again, split_client, unchecked
 from coterie.data.synthetic import synthetic
 from coterie.errors import ConfigError, DataError
 
@@ -209,3 +209,18 @@ def test_splitting_again_is_what_another_seed_gives(regression):
     for name in found.names:
         for part in ("train", "validation", "test"):
             np.testing.assert_array_equal(found.clients[name][part], other.clients[name][part])
+
+
+def test_what_is_known_of_a_federation_is_found_anew_for_another_one():
+    data = from_clients(
+        {name: (torch.zeros(size, 2), torch.zeros(size)) for name, size in (("a", 9), ("b", 30), ("c", 9))}
+    )
+    assert data.sizes == [len(split.train) for split in data.clients.values()]
+    assert data.rank == [1, 0, 2]  # the largest first, then by name
+    assert data.largest == data.sizes[1]
+    assert data.addresses.tolist() == [own.ctypes.data for own in data.train]
+    assert [own.tolist() for own in data.train] == [split.train.tolist() for split in data.clients.values()]
+    less = unchecked(data, clients={"c": data.clients["c"], "a": data.clients["a"]})
+    assert (less.sizes, less.rank, less.largest) == ([data.sizes[2], data.sizes[0]], [1, 0], data.sizes[0])
+    assert less.train[0].tolist() == data.train[2].tolist()
+    assert less.addresses.tolist() != data.addresses.tolist()

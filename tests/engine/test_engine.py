@@ -91,6 +91,27 @@ def test_compiled_engine_agrees_fills_up_its_last_chunk_and_compiles_once():
     laws._same(base.state, other.state, "compiling matters", tolerance=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_threads_change_no_bit(chunk):
+    engines = [Engine("stacked", True, chunk, workers, threads=True) for workers in (1, 2, 3)]
+    sims = [simulation(FedMAP(SGD(0.1))) for _ in engines]
+    for sim, engine in zip(sims, engines, strict=True):
+        for number in (1, 2):
+            sim.train(number, engine)
+    for sim in sims[1:]:
+        laws._same(sims[0].state, sim.state, "threads matter", tolerance=0)
+    assert all(not engine._team for engine in engines), "no process was begun"
+
+
+def test_steps_that_are_repeated_are_shared_out_among_threads(monkeypatch):
+    monkeypatch.setattr(sys.modules["coterie.engine.choose"], "cores", lambda: 2)
+    sim = simulation()
+    options = {"compiled": True, "kinds": ("stacked",), "chunk": 3}
+    engines = [pick(sim, workers=workers, **options).engine for workers in (1, 2)]
+    assert [(engine.threads, engine.chunk, engine.workers) for engine in engines] == [(True, 5, 1), (True, 5, 2)]
+    assert "2 threads" in engines[1].describe()
+
+
 def test_client_work_runs_on_one_thread_and_the_setting_is_restored():
     seen, before = [], torch.get_num_threads()
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import coterie
@@ -267,6 +268,23 @@ def test_a_newer_format_is_told(tmp_path):
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(CheckpointError, match="newer version"):
         coterie.resume(tmp_path / "run", data=clients(), model=model())
+
+
+def test_what_a_state_has_twice_is_in_a_checkpoint_once(tmp_path):
+    """FedAMP's server keeps what the clients sent, which is what they keep."""
+    settings = {"method": "fedamp", "engine": "stacked"}
+    whole = run(**settings)
+    with pytest.raises(KeyboardInterrupt), at_once():
+        run(tmp_path / "run", **settings, progress=Stop(2))
+    folder = tmp_path / "run" / "checkpoints" / "round-00002"
+    same = json.loads((folder / "state.json").read_text())["same"]
+    with safe_open(folder / "state.safetensors", "pt") as file:
+        there = set(file.keys())
+    assert same
+    assert set(same.values()) <= there
+    assert not there & same.keys()
+    again = coterie.resume(tmp_path / "run", data=clients(), model=model())
+    assert [{**one, "seconds": 0} for one in again.rounds] == [{**one, "seconds": 0} for one in whole.rounds]
 
 
 def test_divergence_names_the_client_and_keeps_the_checkpoints(tmp_path):
