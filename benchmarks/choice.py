@@ -129,19 +129,23 @@ def choosing(setup: Setup, rounds: int) -> list[Any]:
 
 
 def choices(setup: Setup, quick: bool) -> list[list[Engine]]:
-    """Every sensible choice: those that differ in the number of processes only are together."""
+    """Every sensible choice: those that differ in the number of processes, or have threads instead, are together."""
     participants = len(setup.federation.names)
     chunk, lanes = stacked_shape(setup, start(setup), participants)
     kinds = [Engine("loop", compiled, 1) for compiled in (False, True)]
     kinds += [Engine("stacked", compiled, chunk, lanes=lanes[compiled]) for compiled in (False, True)]
     kinds.append(Engine("stacked", False, participants))
     processes = [1, cores()] if can_fork() and cores() > 1 and not quick else [1]
-    # One chunk has no use for a second process: that would be the same choice twice.
-    return [
-        [replace(kind, workers=number) for number in (processes if kind.chunk < participants else [1])]
-        for kind in dict.fromkeys(kinds)
-        if not (quick and kind.compiled)
-    ]
+    found = []
+    for kind in dict.fromkeys(kinds):
+        if quick and kind.compiled:
+            continue
+        # One chunk has no use for a second process: that would be the same choice twice.
+        same = [replace(kind, workers=number) for number in (processes if kind.chunk < participants else [1])]
+        if kind.kind == "stacked" and kind.compiled:
+            same.append(replace(kind, chunk=participants, workers=cores(), threads=True))
+        found.append(same)
+    return found
 
 
 def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
@@ -160,7 +164,8 @@ def measure(case: Case, quick: bool) -> tuple[str, dict[Engine, float], float]:
 
 def short(engine: Engine) -> str:
     many = f" {engine.lanes or engine.chunk}" * (engine.kind == "stacked")
-    return f"{engine.kind}{many}{' compiled' * engine.compiled}, {engine.workers} process{'es' * (engine.workers > 1)}"
+    how = f"{engine.workers} threads" if engine.threads else f"{engine.workers} process{'es' * (engine.workers > 1)}"
+    return f"{engine.kind}{many}{' compiled' * engine.compiled}, {how}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -64,7 +64,9 @@ def choose(
     """Pick an engine for `client_steps` steps of training in all. `workers` and `compiled` are fixed if given.
 
     `lanes` are those of steps that are not compiled, and of those that are. What `convolves` takes longer to compile.
+    Where all is fixed, nothing is timed, but compiled steps may turn out to be work for threads.
     """
+    settled = workers is not None and compiled is not None and len(kinds) == 1
     processes = workers or (cores() if can_fork() else 1)
     shapes: dict[str, dict[str, Any]] = {"loop": {"chunk": 1}, "stacked": {"chunk": chunk, "lanes": lanes[0]}}
     candidates = {kind: Engine(kind, **shapes[kind]) for kind in kinds}  # type: ignore[arg-type]
@@ -108,6 +110,9 @@ def choose(
                 look(steps)  # warms up and compiles
             if name == "stacked, compiled" and called() == before:
                 by_threads.add(name)
+            if settled:
+                times[name] = 0.0
+                return
             first = look(steps) / steps
             times[name] = first / len(group) * 1e6
             enough = min(LOOK, SHARE * seconds(name))
@@ -168,7 +173,7 @@ def choose(
     if winner in by_threads:
         # As many clients as all cores would have at a time, however many workers there are (law 11).
         engine = replace(engine, chunk=min(chunk * (cores() if can_fork() else 1), len(ids)), threads=True)
-    return Choice(engine, times, tuple(notes))
+    return Choice(engine, {} if settled else times, tuple(notes))
 
 
 def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: int, cache: int = CACHE) -> int:

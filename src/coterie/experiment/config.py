@@ -93,7 +93,9 @@ class Config(BaseModel):
     select: str | None = Field(None, description="validation metric that selects the round; balanced_accuracy or rmse")
     engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
     compile: bool | None = Field(None, description="compile the training step; by default if it pays")
-    workers: int | None = Field(None, ge=1, description="processes; by default as many as cores, if it pays")
+    workers: int | None = Field(
+        None, ge=1, description="processes, or threads; by default as many as cores, if it pays"
+    )
     device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps: where data and models are, and steps run")
     bf16: bool = Field(False, description="products of training steps in bfloat16; parameters stay float32")
     memory: str = Field(

@@ -64,7 +64,9 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
     if paths and paths[0].exists():
         return Engine(**files.read_json(paths[0])["engine"]).fitted(participants)
     chunk, lanes = stacked_shape(setup, sim, participants)
-    if config.engine == "auto" or config.compile is None or config.workers is None:
+    kind, compiled, workers = config.engine, config.compile, config.workers
+    # Stacked and compiled, it is to be found out whether the workers are threads.
+    if kind == "auto" or compiled is None or workers is None or (kind == "stacked" and compiled):
         fn, federation, ids, rows_of, _ = probe()
         choice = choose(
             fn,
@@ -75,13 +77,13 @@ def pick_engine(runs: Sequence[Begin], probe: Callable[[], Work], say: Callable[
             rounds=rounds,
             chunk=chunk,
             lanes=lanes,
-            workers=config.workers,
-            kinds=("loop", "stacked") if config.engine == "auto" else (config.engine,),
-            compiled=config.compile,
+            workers=workers,
+            kinds=("loop", "stacked") if kind == "auto" else (kind,),
+            compiled=compiled,
             convolves=setup.task.convolves,
         )
     else:
-        choice = Choice(Engine(config.engine, config.compile, chunk, config.workers, lanes[config.compile]), {})
+        choice = Choice(Engine(kind, compiled, chunk, workers, lanes[compiled]), {})
     told = {
         field.name: getattr(choice.engine, field.name) for field in dataclasses.fields(Engine) if field.name[0] != "_"
     }
