@@ -329,6 +329,8 @@ def all_engines(case: Case, chunk: int | None, console: Console) -> None:
         for workers in (1, cores())
         if workers == 1 or (can_fork() and size < case.clients)
     ]
+    if chosen not in engines:  # it has lanes, or threads
+        engines.append(chosen)
     first = [seconds(partial(ours.round, engine)) for engine in engines]
     ordinary.round(case.epochs)
     busy, base, times = Busy(), list[float](), [list[float]() for _ in engines]
