@@ -14,6 +14,14 @@ def flat(models: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in models.values()], 1)
 
 
+def test_models_that_have_nearly_diverged_are_compared_by_our_own_code_too() -> None:
+    rows = {"w": torch.tensor([[1.0e38], [1.1e38], [1.2e38], [1.3e38]])}
+    with native.own_products(True):
+        found = attention.squared_distances(rows)
+    torch.testing.assert_close(found, attention.squared_distances(rows))
+    assert bool(found.isfinite().all())
+
+
 @pytest.mark.parametrize("wide", [attention.WIDE, 4])  # all at once, and four parameters at a time
 def test_pairs_are_those_of_a_loop(monkeypatch, wide):
     monkeypatch.setattr(attention, "NEAR_BYTES", 0)

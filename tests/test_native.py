@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -193,6 +195,52 @@ def test_nested_clients_are_repeated() -> None:
     assert all(native is not None for native in natives())
     for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
+
+
+def test_minibatches_of_inner_clients_may_lie_anyhow() -> None:
+    def step(carry: Any, aux: Any, batch: Batch) -> Any:
+        return carry + (batch.x.sum(1) * batch.mask).sum()
+
+    data = batches(4, 5)
+    index = torch.randint(0, 40, (CLIENTS, 2, 1, 5, 6), generator=torch.Generator().manual_seed(1))
+    mask, key = torch.ones(index.shape), torch.zeros(index.shape[:-1], dtype=torch.int64)
+
+    def of(carry: Any, index: Any, mask: Any, key: Any) -> Any:
+        return scan.scan(step, carry, (), Batches(data.x, data.y, index, mask, key, torch.tensor(1.0)))
+
+    start = torch.zeros(CLIENTS, 2)
+    expected = torch.func.vmap(torch.func.vmap(of))(start, index, mask, key)
+    last = (index.movedim(1, -1).contiguous(), mask.movedim(1, -1).contiguous(), key.movedim(1, -1).contiguous())
+    with compiling(threads=2):
+        got = torch.func.vmap(torch.func.vmap(of, in_dims=(0, 3, 3, 2)))(start, *last)
+    torch.testing.assert_close(got, expected)
+
+
+def test_scans_in_several_python_threads_wait_for_each_other() -> None:
+    torch.manual_seed(0)
+    task, data = Task(nn.Linear(150, 3), "classification"), batches(150, 4)
+    params = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, *leaf.shape), task.init())
+
+    def one(params: Any, data: Batches) -> Any:
+        return train(task, SGD(0.1), params, data)[0]
+
+    def trained() -> list[Tensor]:
+        with compiling(threads=2):
+            return tree.leaves(stacked(one, (params,), data))
+
+    expected, stop = trained(), threading.Event()
+
+    def busy() -> None:  # small arrays come and go
+        while not stop.is_set():
+            np.full(9, 77)
+
+    with ThreadPoolExecutor(3) as pool:
+        pool.submit(busy)
+        try:
+            found = [each.result() for each in [pool.submit(trained) for _ in range(60)]]
+        finally:
+            stop.set()
+    assert all(torch.equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

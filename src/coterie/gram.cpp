@@ -74,8 +74,8 @@ double* aligned(std::vector<double>& room, int64_t numbers) {
 void widen(const float* x, int64_t rows, int64_t apart, bool centre, double* into) {
     Floats mean = {};
     if (centre) {
-        for (int64_t i = 0; i < rows; i++) mean += *reinterpret_cast<const Loose*>(x + i * apart);
-        mean /= (float)rows;
+        const float share = 1.0f / rows;  // the sum itself may be too large for a float
+        for (int64_t i = 0; i < rows; i++) mean += share * *reinterpret_cast<const Loose*>(x + i * apart);
     }
     const Doubles less = __builtin_convertvector(mean, Doubles);
     for (int64_t i = 0; i < rows; i++) {

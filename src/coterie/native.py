@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import functools
 import re
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -163,6 +164,7 @@ class Native:
     num_inputs: int
     swaps: dict[int, int]  # which leaf of the carry goes to and fro between its place and which of ours
     _rooms: list[list[torch.UntypedStorage]] = field(default_factory=list, repr=False)  # of threads, but the first
+    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)  # one scan at a time
 
     @functools.cached_property
     def width(self) -> int:
@@ -189,15 +191,16 @@ class Native:
             (old.data_ptr(), _apart(old), new.data_ptr(), new.nbytes // len(new))
             for old, new in zip(start, done, strict=True)
         ]
-        self.ops[:READS, LENGTH] = [len(part) for part in pool]
         arrays = (self.ops, self._operands(apart), self._operands(ahead), parts, np.array(leaves, np.int64))
         ops, *where = (array.ctypes.data for array in arrays)
         given = [ops, len(self.ops), self.width, *where[:2], where[2], len(parts), where[3], len(leaves)]
         threads = max(1, min(threads, len(parts)))
-        rooms = [self._room(number, done, (*aux, *pool, *batches)) for number in range(threads)]
-        places = np.array([[array.ctypes.data for array in room[:2]] for room in rooms], np.int64)
-        times = np.zeros((threads, 2), np.int64)
-        _go(library().scan, np.array(given, np.int64).ctypes.data, places.ctypes.data, threads, times.ctypes.data)
+        told, times = np.array(given, np.int64), np.zeros((threads, 2), np.int64)  # all arrays live until C++ is done
+        with self._lock:
+            rooms = [self._room(number, done, (*aux, *pool, *batches)) for number in range(threads)]
+            places = np.array([[array.ctypes.data for array in room[:2]] for room in rooms], np.int64)
+            self.ops[:READS, LENGTH] = [len(part) for part in pool]
+            _go(library().scan, told.ctypes.data, places.ctypes.data, threads, times.ctypes.data)
         return done, times.tolist()
 
     def _operands(self, owners: NDArray[np.int64], offset: NDArray[np.int64] | int = 0) -> NDArray[np.int64]:

@@ -233,6 +233,8 @@ def _run(program: _Program, flat: list[Tensor]) -> list[Tensor]:
 def _repeated(program: _Program, carry: list[Tensor], fixed: list[Tensor], time: list[Tensor]) -> list[Tensor] | None:
     """The same by C++, which takes the steps of one client after another; None where it cannot repeat them."""
     levels = len(program.lifts)
+    if not carry:
+        return None
     if not levels:
         flat = [value[None] for value in (*carry, *fixed[:-2])]
         alone = replace(program, lifts=((0,) * program.num_aux + (None, None),))
@@ -247,7 +249,7 @@ def _repeated(program: _Program, carry: list[Tensor], fixed: list[Tensor], time:
     pool = x.contiguous(), y.contiguous()
     times = [value.movedim(levels, 1) for value in time]  # [clients, steps, ...]
     real = times[1].flatten(2).any(2)
-    batches = [value[real] for value in times]  # [steps of the first client, then of the second, and so on; ...]
+    batches = [value[real].contiguous() for value in times]  # [all steps of the first client, then of the next; ...]
     rows = [*carry, *aux]
 
     def first_step() -> list[Tensor]:

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -223,4 +225,6 @@ def test_what_is_known_of_a_federation_is_found_anew_for_another_one():
     less = unchecked(data, clients={"c": data.clients["c"], "a": data.clients["a"]})
     assert (less.sizes, less.rank, less.largest) == ([data.sizes[2], data.sizes[0]], [1, 0], data.sizes[0])
     assert less.train[0].tolist() == data.train[2].tolist()
+    twin = copy.deepcopy(data)
+    assert twin.addresses.tolist() == [own.ctypes.data for own in twin.train] != data.addresses.tolist()
     assert less.addresses.tolist() != data.addresses.tolist()

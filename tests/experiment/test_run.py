@@ -248,6 +248,13 @@ def test_a_half_written_line_of_the_log_is_dropped(tmp_path):
     assert [row["round"] for row in resumed.rounds] == [1, 2, 3, 4]
 
 
+def test_names_may_have_ends_of_lines_in_them_and_need_not_be_unicode(tmp_path):
+    folder, names = RunFolder(tmp_path), ["clinic\u2028b", "clinic\x85b", "two\nlines", "\udce9"]
+    for number, name in enumerate(names, 1):
+        folder.append_round({"round": number, "participants": [name], "test": {"auroc": [float("nan")]}})
+    assert [record["participants"] for record in folder.read_rounds(9)] == [[name] for name in names]
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     run(tmp_path / "run")
     with pytest.raises(CheckpointError, match="coterie resume"):

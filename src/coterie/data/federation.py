@@ -37,6 +37,9 @@ class Split:
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
+KNOWN = ("largest", "sizes", "rank", "train", "addresses")  # what a federation finds out of itself
+
+
 @dataclass(frozen=True)
 class Federation:
     name: str
@@ -85,6 +88,10 @@ class Federation:
     def addresses(self) -> NDArray[np.int64]:
         """Where in memory they are."""
         return np.array([own.ctypes.data for own in self.train], np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is somewhere else in memory: what is known of it is found anew."""
+        return {name: value for name, value in self.__dict__.items() if name not in KNOWN}
 
     def split(self, client: int) -> Split:
         return self.clients[self.names[client]]
@@ -157,8 +164,6 @@ def split_again(federation: Federation, *, validation: float, test: float, seed:
 def unchecked(federation: Federation, **values: Any) -> Federation:
     """`dataclasses.replace`, without looking through all examples again: each of them has been checked."""
     new = copy.copy(federation)
-    for name in ("largest", "sizes", "rank", "train", "addresses"):  # which are found anew
-        new.__dict__.pop(name, None)
     new.__dict__.update(values, names=tuple(values["clients"]))
     return new
 

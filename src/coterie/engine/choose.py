@@ -172,7 +172,8 @@ def choose(
     engine = replace(candidates[winner], workers=processes, _team=[])
     if winner in by_threads:
         # As many clients as all cores would have at a time, however many workers there are (law 11).
-        engine = replace(engine, chunk=min(chunk * (cores() if can_fork() else 1), len(ids)), threads=True)
+        many = min(chunk * (cores() if can_fork() else 1), len(ids))
+        engine = replace(engine, chunk=many, threads=True).fitted(len(ids))  # as a resumed run has it
     return Choice(engine, {} if settled else times, tuple(notes))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -153,7 +154,8 @@ class Seat:
         return cast(Results, self._ask(Work(fn, federation, ids, rows_of, purpose)))
 
     def do(self, jobs: Sequence[Callable[[], None]]) -> None:
-        self._ask(Jobs(jobs))
+        own = [functools.partial(contextvars.copy_context().run, job) for job in jobs]  # in another thread, soon
+        self._ask(Jobs(own))
 
     def go_on(self, answer: Any) -> Question | End:
         """Let the run go on until it asks again."""

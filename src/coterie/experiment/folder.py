@@ -90,7 +90,7 @@ class RunFolder:
         """The records up to round `until`; lines after it (a round that was not checkpointed) are dropped."""
         path = self.path / "rounds.jsonl"
         records = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:  # names may have other ends of lines
             try:
                 record = json.loads(line)
             except ValueError:
@@ -206,7 +206,10 @@ class RunFolder:
 @timed("write")
 def line_of(record: dict[str, Any]) -> bytes:
     """As JSON; what is not finite is null. A record has a number for every client, and more: Rust writes it sooner."""
-    return to_json(record, inf_nan_mode="null") + b"\n"
+    try:
+        return to_json(record, inf_nan_mode="null") + b"\n"
+    except ValueError:  # a name that is not Unicode, as files can have
+        return files.to_json(record).encode() + b"\n"
 
 
 def _once(flat: Params) -> tuple[Params, dict[str, str]]:

@@ -128,8 +128,7 @@ class Simulation:
                 heard, said = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
             server = self.place.aggregate(self.method, self.state.server, heard, said)
             server_info = self.place.info(self.method, server)
-            whole = at is self._all and not isinstance(self.state.clients, Paged)
-            self.state = State(server, clients if whole else paged.put(self.state.clients, at, clients))
+            self.state = State(server, paged.put(self.state.clients, at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     @timed("evaluate")

@@ -197,7 +197,7 @@ def _read_clients(path: Path) -> list[dict[str, Any]]:
 
 def _read_rounds(path: Path) -> list[dict[str, Any]]:
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         try:
             records.append(json.loads(line))
         except ValueError as error:
