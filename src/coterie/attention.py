@@ -93,13 +93,14 @@ def with_self(weights: Tensor) -> Tensor:
 def combine(xi: Tensor, rows: Params) -> Params:
     """u_i = sum_j xi_ij w_j for every row of `xi` [n, rows]; leaves [n, ...]."""
 
-    # What is left of rows after a multiple of some number is a product of another kind, which rounds differently, and
-    # of some numbers of columns every other row does: whom else it is asked for must not change what a client gets.
     def mixed(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(len(leaf), -1)
         if len(flat) <= FEW and native.own(flat):
             own = native.mixed(xi.to(flat.dtype).contiguous(), flat.contiguous())
             return own.reshape(len(xi), *leaf.shape[1:])
+        # What is left of rows after a multiple of some number is a product of another kind, which rounds differently,
+        # and of some numbers of columns every other row does: whom else it is asked for must not change what a client
+        # gets.
         long = flat.shape[1]
         spare = max(COLUMNS - long, long % 2)
         flat = torch.nn.functional.pad(flat, (0, spare)) if spare else flat
