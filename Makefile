@@ -4,18 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-browser lint format bench clean
+.PHONY: demo test test-plain test-all test-browser lint format bench clean
 
 demo: $(STAMP)
 	$(BIN)/coterie run
 
-# Two processes of one thread each: more threads than cores only wait for each other.
+# Two processes of one thread each: more threads than cores only wait for each other. Tests of one group (those that share
+# compiled steps) run in one of the two.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The same suite in ordinary PyTorch: what every fast path must agree with, and what machines without a compiler run.
+test-plain: $(STAMP)
+	COTERIE_BACKEND=plain OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all: lint
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,ray,tensorboard]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow"
 
 # The report in a real browser: Debian's Chromium, driven by playwright.
 test-browser: $(STAMP)
@@ -29,6 +34,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples

@@ -2,6 +2,7 @@
 
     python benchmarks/all.py                     what `make bench` does: docs/performance.md, with its plots
     python benchmarks/all.py --only seeds choice only these; the other sections stay as they were
+    python benchmarks/all.py --only study ablation   those that take long, and are run only when they are named
     python benchmarks/all.py --only              no benchmark: the page is made anew from docs/performance.json
     python benchmarks/all.py --quick --out DIR   a smoke test of all of it; nothing is judged
 
@@ -27,13 +28,14 @@ import chart
 from machine import Busy, about
 from telling import Row, cell, limit, parser
 
-from coterie.experiment import files
+from coterie.storage import files
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
-    *("whole_run", "local_training", "choice", "seeds", "many_clients"),
+    *("whole_run", "study", "local_training", "choice", "seeds", "many_clients"),
     *("server_steps", "class_moments", "data_path", "flower_round"),
 )
+LONG = ("study", "ablation")
 BUSY = 0.1  # of the machine taken by others: from here on, ratios are not to be trusted
 
 
@@ -108,7 +110,7 @@ def page(sections: Mapping[str, Mapping[str, Any]], plots: str = "performance") 
         )
         for section in sections.values()
     }
-    missing = [f"`benchmarks/{name}.py`" for name in SCRIPTS if name not in sections]
+    missing = [f"`benchmarks/{name}.py`" for name in (*SCRIPTS, *LONG) if name not in sections]
     parts = [
         "# Performance, as measured\n",
         "Written by `make bench` (`benchmarks/all.py`) from performance.json: not by hand. Ratios are of two sides "
@@ -141,7 +143,9 @@ def clock(seconds: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asking = parser(__doc__, json=False)
-    asking.add_argument("--only", nargs="*", choices=SCRIPTS, default=SCRIPTS, help="these only", metavar="NAME")
+    asking.add_argument(
+        "--only", nargs="*", choices=[*SCRIPTS, *LONG], default=SCRIPTS, help="these only", metavar="NAME"
+    )
     asking.add_argument("--out", type=Path, help="the folder of the page; docs/ if not given")
     asked = asking.parse_args(arguments)
     if asked.quick and asked.out is None:
@@ -155,7 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fresh.append(run(name, asked.quick))
         print(f"[{k}/{len(asked.only)}] {name}.py: {verdict(fresh[-1])} in {clock(fresh[-1]['seconds'])}", flush=True)
         sections = {
-            each: fresh[-1] if each == name else sections[each] for each in SCRIPTS if each in {*sections, name}
+            each: fresh[-1] if each == name else sections[each]
+            for each in (*SCRIPTS, *LONG)
+            if each in {*sections, name}
         }
         render(sections, out)
     render(sections, out)

@@ -28,14 +28,14 @@ from telling import bar, parser, plot, target, tell
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import coterie
+from coterie.compute.cpu import cores
+from coterie.compute.inductor import compile_graph
 from coterie.engine import Engine
-from coterie.engine.workers import can_fork
-from coterie.experiment.pick import Begin, pick_engine, stacked_shape
+from coterie.engine.process_pool import can_fork
+from coterie.experiment.pick_engine import RunStart, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
-from coterie.machine_code import compile_graph
 from coterie.models import Factory, cnn, linear, mlp
-from coterie.processor import cores
 
 SLACK = 1.2
 CLIENTS = 20
@@ -122,7 +122,7 @@ def fastest_round(sim: Simulation, engine: Engine) -> float:
 
 def choosing(setup: Setup, rounds: int) -> list[Any]:
     """(the time of a run, its engine in words)."""
-    begun = Begin(setup, start(setup), None, rounds)
+    begun = RunStart(setup, start(setup), None, rounds)
     begin = time.perf_counter()
     chosen = pick_engine([begun], begun.probe, lambda _: None)
     return [time.perf_counter() - begin + whole(setup, rounds, chosen)[0], chosen.describe()]

@@ -5,7 +5,8 @@
 
 Both sides get the same features, random, with a spectrum that decays as a network's does, and must end with the same
 centroids. The dense side is what the equations say: each client inverts the [dim, dim] covariance of each class it has
-and sends the inverse, and the server adds up matrices. The factor side is `coterie.features`, as the method calls it.
+and sends the inverse, and the server adds up matrices. The factor side is
+`coterie.parts.class_moments`, as the method calls it.
 
 Bytes are what a client would send of its classes' precisions, in float32: K dim^2 numbers a client for the dense side
 (the paper's form), also shown for the classes that the client has only, and of these only the symmetric half; for the
@@ -23,12 +24,13 @@ import torch
 from telling import bar, parser, plot, target, tell
 from torch import Tensor, nn
 
-from coterie import features, tree
+from coterie.core import tree
+from coterie.core.task import Task
 from coterie.data import partition
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan, draw
-from coterie.features import NOBODY
-from coterie.task import Task
+from coterie.parts import class_moments
+from coterie.parts.class_moments import NOBODY
 
 CLASSES, ALPHA, RTOL = 10, 1.0, 1e-6
 TARGET, TOLERANCE = 10.0, 1e-5  # times fewer bytes; relative difference of the centroids
@@ -67,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for i in range(asked.clients):
         batches = draw(data, [i], Plan(batch_size=largest), seed=0, purpose="moments", round=1)
         batches = batches._replace(**{name: getattr(batches, name)[0] for name in ("index", "mask", "key", "count")})
-        count, mean = features.class_means(task, params, batches)
+        count, mean = class_moments.class_means(task, params, batches)
         begin = time.perf_counter()
-        factor = features.precision_factor(task, params, batches, largest, RTOL)
+        factor = class_moments.precision_factor(task, params, batches, largest, RTOL)
         factor_client += time.perf_counter() - begin
         said.append((count, mean, factor))
 
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     count, mean, factor = tree.stack(said)
     begin = time.perf_counter()
-    ours = features.product_of_gaussians(count, mean, factor, ALPHA)
+    ours = class_moments.product_of_gaussians(count, mean, factor, ALPHA)
     factor_server = time.perf_counter() - begin
     begin = time.perf_counter()
     present = count.sum(0) > 0

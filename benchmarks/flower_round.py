@@ -126,7 +126,7 @@ def flower_bytes(envelope: tuple[bytes, bytes, bytes]) -> int:
     """All objects of a message, as Flower writes them."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-    from coterie_site import to_records
+    from coterie.deploy.client_app import to_records
 
     return sum(len(each.deflate()) for each in get_all_nested_objects(to_records(*envelope)).values())
 
@@ -144,11 +144,11 @@ def main(argv: list[str]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     sys.path.append(str(HERE))
 
-    from coterie import tree
+    from coterie.core import tree
     from coterie.deploy import app, settings
     from coterie.deploy.processes import call, environment, program
-    from coterie.deploy.up import federation, local_settings
-    from coterie.experiment import files
+    from coterie.deploy.up import local_federation, local_settings
+    from coterie.storage import files
 
     names = NAMES[: asked.sites]
     with tempfile.TemporaryDirectory(prefix="coterie-") as place:
@@ -163,7 +163,7 @@ def main(argv: list[str]) -> int:
         )
         for name, text in (("__init__", ""), ("server_app", PLAIN_SERVER), ("client_app", PLAIN_CLIENT)):
             files.write_text(plain / "plain" / f"{name}.py", text)
-        with federation(work, names, data="flower_round:examples") as running:
+        with local_federation(work, names, data="flower_round:examples") as running:
             running.submit(resume=False)
             sites = until(out / "sites.json", lambda told: told["finished"], asked.limit, "Coterie's run")["sites"]
             call([program("flwr"), "run", str(plain), "up"], environment(running.home))

@@ -49,17 +49,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import coterie
-from coterie import tree
-from coterie.batches import Batches
+from coterie.cli.memory import keep_freed_memory
+from coterie.compute.cpu import cores
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.tree import Params
 from coterie.data.federation import Split
 from coterie.engine import Engine, chunk_size
-from coterie.engine.workers import can_fork
-from coterie.experiment.pick import Begin, pick_engine
+from coterie.engine.process_pool import can_fork
+from coterie.experiment.pick_engine import RunStart, pick_engine
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 from coterie.models import Factory, cnn, mlp
-from coterie.processor import cores
-from coterie.tree import Params
 
 LR = 0.01
 PAIRS = 12  # of rounds, at most
@@ -140,7 +141,7 @@ class Ours:
 
     def choose(self) -> Engine:
         """What `coterie run` would do."""
-        begun = Begin(self.setup, self.sim, None, self.setup.config.rounds)
+        begun = RunStart(self.setup, self.sim, None, self.setup.config.rounds)
         return pick_engine([begun], begun.probe, lambda _: None)
 
     def round(self, engine: Engine) -> None:
@@ -359,6 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.quick:
         cases = [case.quick() for case in cases]
     console = Console(width=max(Console().width, 130))
+    keep_freed_memory()  # as the command does
     torch.set_num_threads(cores())
     with tempfile.TemporaryDirectory(prefix="coterie-benchmark-") as empty:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", empty)  # so that compiling is really compiling

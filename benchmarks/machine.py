@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from coterie.processor import cores
+from coterie.compute.cpu import cores
 
 SUBREAPER = 36  # of prctl(2)
 TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat, a second

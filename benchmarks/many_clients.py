@@ -40,15 +40,17 @@ import torch
 from telling import bar, parser, plot, target, tell
 from torch import nn
 
-from coterie import paged, tree
+from coterie.cli.memory import keep_freed_memory
+from coterie.core import client_rows, tree
 from coterie.engine import Engine, chunk_size
-from coterie.experiment import segments
 from coterie.experiment.config import parse_bytes
-from coterie.experiment.folder import RunFolder
 from coterie.experiment.setup import prepare
-from coterie.experiment.simulation import Simulation, State
+from coterie.experiment.simulation import Simulation
 from coterie.methods import FedAMP
-from coterie.paged import Paged, Store
+from coterie.storage import paged_rows, segments
+from coterie.storage.paged_rows import Paged, Store
+from coterie.storage.run_folder import RunFolder
+from coterie.storage.state import State
 
 METHODS: dict[str, dict[str, Any]] = {"fedavg": {}, "fedmap": {}, "pfedbred": {}, "fedamp": {"neighbours": 10}}
 SIZES = (100, 1_000, 10_000)
@@ -75,7 +77,7 @@ def simulation(method: str, clients: int, sample: int, folder: Path) -> tuple[Si
     store = Store(parse_bytes(config.memory) // 2, folder / "checkpoints")
     sim = Simulation.start(setup.method, setup.task, setup.federation, config.plan(), sample, config.seed, store=store)
     params = tree.nbytes(setup.task.init())
-    client = tree.nbytes(paged.take(sim.state.clients, 0)) + 4 * params
+    client = tree.nbytes(client_rows.take(sim.state.clients, 0)) + 4 * params
     return sim, Engine("stacked", False, chunk_size(client, params, sample, parse_bytes(config.memory)), 1)
 
 
@@ -97,14 +99,14 @@ def age(sim: Simulation, sample: int, checkpoints: Path) -> None:
 
         return tree.map(add, row, by)
 
-    first, (params, _) = paged.take(sim.state.clients, 0), sim.task.split(sim.task.init())
+    first, (params, _) = client_rows.take(sim.state.clients, 0), sim.task.split(sim.task.init())
     states, models = noise(first), noise(params)
     checkpoints.mkdir(parents=True, exist_ok=True)
     for k, ids in enumerate(torch.split(torch.randperm(len(sim.federation.names), generator=draw), sample)):
         server, scale = sim.state.server, 1 + k / 100
         if isinstance(sim.method, FedAMP):  # of these, the only server with rows
             server = sim.method.aggregate(server, ids, moved(params, models, len(ids), scale))
-        sim.state = State(server, paged.put(sim.state.clients, ids, moved(first, states, len(ids), scale)))
+        sim.state = State(server, client_rows.put(sim.state.clients, ids, moved(first, states, len(ids), scale)))
         segments.write(checkpoints, sim.state)
 
 
@@ -122,7 +124,7 @@ def work(method: str, clients: int, sample: int, begun: float) -> None:
         sim.train(1, engine)
         folder.save(1, sim.state, None)
         found: list[Any] = []
-        paged.walk(sim.state, lambda _, leaf: found.append(leaf))
+        paged_rows.walk(sim.state, lambda _, leaf: found.append(leaf))
         sizes = [len(leaf) * tree.nbytes(leaf.first) if isinstance(leaf, Paged) else leaf.nbytes for leaf in found]
         tell(states=sum(sizes) / 1e6)
         for number, _ in enumerate(sys.stdin, 2):
@@ -195,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asking.add_argument("--one", nargs=4, metavar=("METHOD", "CLIENTS", "SAMPLE", "BEGUN"), help=argparse.SUPPRESS)
     given = asking.parse_args(arguments)
     if given.one:
+        keep_freed_memory()  # as the command does
         method, clients, sample, begun = given.one
         work(method, int(clients), int(sample), float(begun))
         return 0

@@ -1,4 +1,4 @@
-"""Four methods as they are usually written in PyTorch: the other side of `whole_run.py`.
+"""Methods as they are usually written in PyTorch: the other side of `whole_run.py` and of `study.py`.
 
 One `nn.Module` a client, a shuffling `DataLoader` each, `torch.optim.SGD`, one client after the other, all cores as
 threads inside each operation. A penalty is added to the loss; models are moved as lists of parameters.
@@ -110,6 +110,105 @@ class FedAvg(Ordinary):
             put(module, self.model)
 
 
+class Local(Ordinary):
+    """Every client alone."""
+
+    def start(self, initial: Vector) -> None: ...
+
+    def train(self) -> None:
+        for i in range(len(self.modules)):
+            self.epoch(i)
+
+
+class FedProx(Ordinary):
+    MU = 1.0
+
+    def start(self, initial: Vector) -> None:
+        self.model = initial
+
+    def train(self) -> None:
+        for i, module in enumerate(self.modules):
+            put(module, self.model)
+            self.epoch(i, self.model, self.MU)
+        self.model = mean([vector(module) for module in self.modules], self.sizes)
+        for module in self.modules:
+            put(module, self.model)
+
+
+class FedPer(Ordinary):
+    """The last layer (its weight and its bias) stays with the client; the rest is averaged."""
+
+    HEAD = 2  # parameters
+
+    def start(self, initial: Vector) -> None: ...
+
+    def train(self) -> None:
+        for i in range(len(self.modules)):
+            self.epoch(i)
+        models = [vector(module) for module in self.modules]
+        base = mean([model[: -self.HEAD] for model in models], self.sizes)
+        for module, model in zip(self.modules, models, strict=True):
+            put(module, [*base, *model[-self.HEAD :]])
+
+
+class Ditto(Ordinary):
+    """FedAvg beside a personal model that is pulled towards what was received; both train, the personal one is used."""
+
+    LAM = 1.0
+
+    def start(self, initial: Vector) -> None:
+        self.model = initial
+        self.personal = [initial for _ in self.modules]
+
+    def train(self) -> None:
+        trained = []
+        for i, module in enumerate(self.modules):
+            put(module, self.model)
+            self.epoch(i)
+            trained.append(vector(module))
+            put(module, self.personal[i])
+            self.epoch(i, self.model, self.LAM)
+            self.personal[i] = vector(module)
+        self.model = mean(trained, self.sizes)
+
+
+class Scaffold(Ordinary):
+    """Control variates from the gradients of the round; a step follows the gradient less the client's, plus all's."""
+
+    def start(self, initial: Vector) -> None:
+        self.model = initial
+        self.c = [torch.zeros_like(p) for p in initial]
+        self.own = [self.c for _ in self.modules]
+
+    def train(self) -> None:
+        own = [self.client(i) for i in range(len(self.modules))]
+        equal = [1.0] * len(own)
+        self.model = mean([vector(module) for module in self.modules], equal)
+        change = mean(
+            [[new - old for new, old in zip(*pair, strict=True)] for pair in zip(own, self.own, strict=True)], equal
+        )
+        self.c = [c + d for c, d in zip(self.c, change, strict=True)]
+        self.own = own
+        for module in self.modules:
+            put(module, self.model)
+
+    def client(self, i: int) -> Vector:
+        module = self.modules[i].train()
+        put(module, self.model)
+        optimizer = torch.optim.SGD(module.parameters(), lr=self.lr)
+        total, steps = [torch.zeros_like(p) for p in self.model], 0
+        for batch in self.loaders[i]:
+            optimizer.zero_grad()
+            self.loss(module, batch).backward()  # type: ignore[no-untyped-call]
+            for p, t, c, own in zip(module.parameters(), total, self.c, self.own[i], strict=True):
+                assert p.grad is not None
+                t += p.grad
+                p.grad += c - own
+            optimizer.step()
+            steps += 1
+        return [t / steps for t in total]
+
+
 class FedAMP(Ordinary):
     """Negative-exponential attention, sigma the median squared distance over 2, alpha = sigma / m, lambda = alpha."""
 
@@ -196,3 +295,8 @@ def pairs(loader: DataLoader[Batch]) -> Iterator[tuple[Batch, Batch]]:
 
 
 METHODS: dict[str, type[Ordinary]] = {"fedavg": FedAvg, "fedamp": FedAMP, "fedmap": FedMAP, "pfedbred": PFedBreD}
+
+STUDY: dict[str, type[Ordinary]] = {
+    **{"local": Local, "fedavg": FedAvg, "fedprox": FedProx, "fedper": FedPer, "ditto": Ditto, "scaffold": Scaffold},
+    **{"fedamp": FedAMP, "fedmap": FedMAP},
+}

@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = ["case", f"{SEEDS} runs, s", f"{SEEDS} seeds, s", "ratio"]
     targets = [target(f"{row[0]}: ratio", row[3], TARGET) for row in rows]
     drawn = plot(
-        f"time of {SEEDS} runs over that of {SEEDS} seeds abreast", [bar(row[0], row[3], TARGET) for row in rows]
+        f"time of {SEEDS} runs over that of {SEEDS} seeds in lockstep", [bar(row[0], row[3], TARGET) for row in rows]
     )
-    return tell(asked, "Seeds abreast", columns, rows, targets, drawn)
+    return tell(asked, "Seeds in lockstep", columns, rows, targets, drawn)
 
 
 if __name__ == "__main__":

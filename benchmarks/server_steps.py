@@ -31,15 +31,15 @@ import torch
 from telling import Told, by_target, parser, target, tell
 from torch import Tensor
 
-from coterie import features
-from coterie.attention import BLOCKS, others, pairs, squared_distances, with_self
-from coterie.features import NOBODY, Factor
-from coterie.method import Population, Sized
+from coterie.core.method import CountedParams, Population
+from coterie.core.tree import Params
 from coterie.methods import FedAMP, FedAvg, FedMAP
 from coterie.methods.fedamp import Server
 from coterie.methods.fedmap import Up
 from coterie.models import find_model
-from coterie.tree import Params
+from coterie.parts import class_moments
+from coterie.parts.attention import ROW_BLOCKS, add_self_weights, attention_mask, heard_pairs, squared_distances
+from coterie.parts.class_moments import NOBODY, Factor
 
 CLASSES, DIM, ALPHA = 47, 512, 1.0
 SHARE, GIGABYTES, SECONDS, BANDWIDTH = 0.5, 4.0, 2.0, 0.8  # the targets; the last is a share of the copy's
@@ -91,8 +91,8 @@ def attention(found: Found, clients: int, rate: float) -> None:
     begin = time.perf_counter()
     distance = squared_distances(w)
     heard = torch.ones(clients, dtype=torch.bool)
-    weights, _ = method._xi(torch.tensor(False), distance, others(heard), pairs(distance, heard))
-    xi = with_self(weights)
+    weights, _ = method._xi(torch.tensor(False), distance, attention_mask(heard), heard_pairs(distance, heard))
+    xi = add_self_weights(weights)
     middle = time.perf_counter()
     server = Server(w, heard, xi, torch.tensor(False))
     for ids in torch.split(torch.arange(clients), 100):
@@ -110,7 +110,11 @@ def attention(found: Found, clients: int, rate: float) -> None:
     speed, truly = 2 * work / (end - begin) / 1e9, sum(done) / (end - begin) / 1e9
     share = speed / rate
     what = f"FedAMP, {clients:,} clients x {numbers:,} parameters"
-    found.add(f"{what}: distances", f"{middle - begin:.2f} s", f"{done[0] / (middle - begin) / 1e9:.0f} GFLOP/s done")
+    found.add(
+        f"{what}: distances",
+        f"{middle - begin:.2f} s",
+        f"{done[0] / (middle - begin) / 1e9:.0f} GFLOP/s done",
+    )
     found.add("every u_i", f"{end - middle:.2f} s", f"{done[1] / (end - middle) / 1e9:.0f} GFLOP/s done")
     found.add("both, operations done", f"{end - begin:.2f} s", f"{truly:.0f} GFLOP/s, {truly / rate:.0%} of matmul")
     judged = target("FedAMP: credited share of the matmul rate", share, SHARE)
@@ -121,7 +125,7 @@ def attention(found: Found, clients: int, rate: float) -> None:
 
 def done_of_gram(size: int) -> float:
     """The part of a Gram matrix that is computed: each block of rows with itself and those after it."""
-    step = max(64, -(-size // BLOCKS))
+    step = max(64, -(-size // ROW_BLOCKS))
     return sum(min(step, size - start) * (size - start) for start in range(0, size, step)) / size**2
 
 
@@ -143,8 +147,8 @@ def gaussians(found: Found, clients: int, examples: int, classes: int, dim: int)
             rows = rows * (owner != NOBODY)[..., None]
         mean = torch.randn(clients, classes, dim, generator=generator)
         factor = Factor(rows, owner)
-        seconds = fastest(partial(features.product_of_gaussians, count, mean, factor, ALPHA, pooled))
-        centroids = features.product_of_gaussians(count, mean, factor, ALPHA, pooled)
+        seconds = fastest(partial(class_moments.product_of_gaussians, count, mean, factor, ALPHA, pooled))
+        centroids = class_moments.product_of_gaussians(count, mean, factor, ALPHA, pooled)
         for k in range(0, classes, max(1, classes // 4)):
             agree(f"class {k}", centroids[k], by_definition(count, mean, factor, k, pooled))
         name = "pooled" if pooled else "full"
@@ -175,7 +179,7 @@ def means(found: Found, clients: int) -> None:
     found.add(f"a copy of {clients} models, {size / 1e6:.0f} MB", "", f"{copy:.1f} GB/s, both ways")
     fedavg, fedmap = FedAvg(), FedMAP()
     learned = FedMAP(prior="gaussian-learned")
-    sized, up = Sized(w, weight), Up(w, weight.log(), {})
+    sized, up = CountedParams(w, weight), Up(w, weight.log(), {})
     at, prior, wide = start, fedmap.init_server(start, population), learned.init_server(start, population)
     name = min(w)
     expected = (weight.double() / weight.double().sum()) @ w[name].flatten(1).double()

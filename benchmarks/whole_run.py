@@ -39,20 +39,21 @@ from typing import Any
 import torch
 from local_training import multiply_adds
 from machine import Busy, matmul_rate
-from ordinary import METHODS, Ordinary, Work
+from ordinary import METHODS, STUDY, Ordinary, Work
 from telling import bar, cell, parser, plot, target, tell
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.data import TensorDataset
 
 import coterie
+from coterie.cli.memory import keep_freed_memory
+from coterie.compute.cpu import cores
+from coterie.compute.inductor import compile_graph
 from coterie.data.minibatches import draw
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Setup, num_outputs
-from coterie.machine_code import compile_graph
-from coterie.methods import FedMAP, PFedBreD
+from coterie.methods import Ditto, FedMAP, PFedBreD
 from coterie.models import find_model
-from coterie.processor import cores
-from coterie.spans import WORK, recording
+from coterie.profiling import WORK, recording
 
 LR, BATCH, CLIENTS = 0.01, 10, 20
 SHARE = 14_000 / 70_000
@@ -184,7 +185,7 @@ def other_side(setup: Setup, method: str) -> Ordinary:
 
     module = find_model(setup.config.model)(tuple(x.shape[1:]), num_outputs(federation))
     module.load_state_dict(setup.task.init())
-    return METHODS[method](module, part("train"), part("test"), BATCH, LR)
+    return {**STUDY, **METHODS}[method](module, part("train"), part("test"), BATCH, LR)
 
 
 def work_of(setup: Setup) -> Work:
@@ -196,6 +197,8 @@ def work_of(setup: Setup) -> Work:
     each, scored = 1, 0
     if isinstance(method, PFedBreD):  # two of the step that makes the prior personal, then those towards theta
         each = 2 + method.prox_steps
+    if isinstance(method, Ditto):  # the model for all, and the client's own
+        each = 2
     if isinstance(method, FedMAP):  # the likelihood in a client's weight
         scored = examples
     return Work(each * minibatches, each * examples, scored)
@@ -288,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asking.add_argument("--model", choices=[case.model for case in CASES], help="only this one")
     asking.add_argument("--method", choices=list(METHODS), help="only this one")
     asked = asking.parse_args(arguments)
+    keep_freed_memory()  # as the command does
     torch.set_num_threads(cores())
     rate = statistics.median(matmul_rate() for _ in range(3))
     results = list[Measured]()

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import coterie
-from coterie.data.embedded import SINE_CLIENTS as CLIENTS
-from coterie.data.embedded import SINE_NOISE as NOISE
-from coterie.data.embedded import SINE_POINTS as POINTS
-from coterie.data.embedded import sine_pieces as pieces
+from coterie.data.readers.embedded import SINE_CLIENTS as CLIENTS
+from coterie.data.readers.embedded import SINE_NOISE as NOISE
+from coterie.data.readers.embedded import SINE_POINTS as POINTS
+from coterie.data.readers.embedded import sine_pieces as pieces
 
 TRAIN = 7  # of a client's 24 points
 

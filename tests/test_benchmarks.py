@@ -18,8 +18,8 @@ import torch
 import coterie
 from coterie.engine import Engine
 from coterie.experiment.simulation import Simulation
+from tests.places import SHARED
 
-SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 HERE = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -117,7 +117,7 @@ def test_seeds_and_choice(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (SHARED / "fashion-mnist").exists() and "COTERIE_DATA" not in os.environ,
-    reason="Fashion-MNIST is not here: set COTERIE_DATA",
+    reason="Fashion-MNIST was not found: set COTERIE_DATA",
 )
 def test_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_DATA", os.environ.get("COTERIE_DATA", str(SHARED)))
@@ -130,7 +130,7 @@ def test_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["tables"][0]["columns"][2:] == list(module.PARTS)
 
 
-METHODS = ["fedavg", "fedamp", "fedmap", "pfedbred"]
+METHODS = ["fedavg", "fedamp", "fedmap", "pfedbred", "local", "fedprox", "fedper", "ditto", "scaffold"]
 
 
 @pytest.fixture
@@ -169,12 +169,42 @@ def test_both_sides_do_the_same_work(method: str, small: Any) -> None:
     assert calls == {"train": work.gradients, "eval": 3 * (work.scored > 0)}  # all of a client's examples at once
 
 
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedper", "ditto", "scaffold"])
+def test_both_sides_reach_the_same_models(method: str, small: Any) -> None:
+    """With all of a client's examples in one minibatch, no draw tells them apart."""
+    module, setup = load("whole_run"), small(method)
+    whole = setup.config.model_copy(update={"batch_size": 12})
+    federation = setup.federation
+    sim = Simulation.start(setup.method, setup.task, federation, whole.plan(), len(federation.names), 0)
+    ordinary = module.other_side(setup, method)
+    for number in (1, 2):
+        for loader in ordinary.loaders:
+            loader.batch_sampler.batch_size = 12
+        ordinary.round()
+        sim.train(number, Engine())
+    views = sim.views(2, Engine())
+    for i, model in enumerate(ordinary.modules):
+        for name, value in model.named_parameters():
+            assert torch.allclose(value, views[name][i], atol=1e-5), (method, name)
+
+
 def test_unequal_work_is_not_compared(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module, setup = load("whole_run"), small("pfedbred")
     monkeypatch.setattr(module.METHODS["pfedbred"], "K", 4)
     monkeypatch.setattr(module, "setup_of", lambda *_: setup)
     with pytest.raises(SystemExit, match=r"not the same work: ordinary Work\(gradients=36.*ours Work\(gradients=42"):
         module.measure(module.CASES[0], "pfedbred")
+
+
+def test_a_command_is_timed_by_what_it_says(tmp_path: Path) -> None:
+    module = load("study")
+    words = ["run", "--rounds=1", "--local-epochs=1", "--no-reference", "--no-report", "--no-compile", "--workers=1"]
+    found = module.command(words, tmp_path / "run", tmp_path / "cache")
+    assert 0 < found.start < found.spent.wall
+    assert 0 < found.end < found.spent.wall - found.start
+    assert not (tmp_path / "run" / "report.html").exists()
+    with pytest.raises(SystemExit, match="--rounds=0 failed"):
+        module.command(["run", "--rounds=0"], tmp_path / "other", tmp_path / "cache")
 
 
 def told(value: float, name: str = "speed") -> dict[str, Any]:
@@ -224,7 +254,7 @@ def test_only_some_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_runner_runs_every_script_there_is() -> None:
     scripts = {path.stem for path in HERE.glob("*.py") if "sys.exit(main" in path.read_text()} - {"all"}
-    assert set(load("all").SCRIPTS) == scripts | {"flower_round"}
+    assert {*load("all").SCRIPTS, *load("all").LONG} == scripts | {"flower_round"}
 
 
 def test_a_smoke_test_of_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.data.silos import Silos, load_silos
+from coterie.data.tables.silos import Silos, load_silos
+from tests.places import SHARED
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 HOSPITALS = Path(os.environ.get("COTERIE_DATA", SHARED)) / "heart-disease"
 needs_hospitals = pytest.mark.skipif(
     not HOSPITALS.exists(), reason="the UCI heart-disease files are not here: set COTERIE_DATA"

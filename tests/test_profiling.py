@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import coterie
-from coterie import spans
+from coterie import profiling
 from coterie.cli.profile import profile_table
-from coterie.engine.workers import can_fork
-from coterie.spans import ORDER, each, recording, span, timed
+from coterie.engine.process_pool import can_fork
+from coterie.profiling import ORDER, each, recording, span, timed
 
 
 def clients(number=4, rows=40):
@@ -27,7 +27,7 @@ def test_off_is_off():
         assert span("train") is span("evaluate")
     with recording(False) as profile:
         assert profile is None
-    assert spans.taken() is None
+    assert profiling.taken() is None
 
 
 def test_own_times_add_up_to_the_whole_and_inner_spans_know_what_is_around_them():
@@ -55,12 +55,12 @@ def test_own_times_add_up_to_the_whole_and_inner_spans_know_what_is_around_them(
 
 def test_threads_are_told_of_and_waiting_for_them_is_not_training():
     with recording() as profile:
-        spans.beside([[0, 1], [0, 5]])  # in no span of its own
+        profiling.beside([[0, 1], [0, 5]])  # in no span of its own
         with span("train", round=1):
             begin = time.perf_counter_ns()
             time.sleep(0.03)
             # Another thread began 1 ms later, and ended 10 ms after this one had.
-            spans.beside([[begin, begin + 20_000_000], [begin + 1_000_000, begin + 30_000_000]])
+            profiling.beside([[begin, begin + 20_000_000], [begin + 1_000_000, begin + 30_000_000]])
     rows = {row.name: row for row in profile.table(rounds=True)}
     assert rows["train"].elsewhere == pytest.approx(0.029)
     assert rows["workers"].seconds == pytest.approx(0.010)

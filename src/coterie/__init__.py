@@ -1,48 +1,81 @@
-"""Coterie: personalised federated learning, correct by law and closed form."""
+"""Coterie: personalised federated learning, correct by law and closed form.
 
-from coterie import tree
-from coterie.data import Federation, from_clients
-from coterie.errors import ConfigError, CoterieError, CoterieWarning, DataError
-from coterie.evaluation import Benefit
-from coterie.experiment.compare import compare
-from coterie.experiment.comparison import Comparison
-from coterie.experiment.export import export
-from coterie.experiment.finished import compare_runs
-from coterie.experiment.load import load
-from coterie.experiment.onboard import onboard
-from coterie.experiment.result import Result
-from coterie.experiment.run import resume, run
-from coterie.experiment.setup import prepare
-from coterie.local import SGD, Adam, AdamW
-from coterie.method import Method
-from coterie.methods import METHODS
-from coterie.task import Task
+Public names are imported when they are first used (PEP 562), so that `import coterie` costs nothing: a command that
+only prints help, or the process that a Flower node starts for every message, never imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.core import tree as tree
+    from coterie.core.errors import ConfigError as ConfigError
+    from coterie.core.errors import CoterieError as CoterieError
+    from coterie.core.errors import CoterieWarning as CoterieWarning
+    from coterie.core.errors import DataError as DataError
+    from coterie.core.method import Method as Method
+    from coterie.core.optimizers import SGD as SGD
+    from coterie.core.optimizers import Adam as Adam
+    from coterie.core.optimizers import AdamW as AdamW
+    from coterie.core.task import Task as Task
+    from coterie.data import Federation as Federation
+    from coterie.data import from_clients as from_clients
+    from coterie.evaluation import Benefit as Benefit
+    from coterie.experiment.result import Result as Result
+    from coterie.experiment.run import resume as resume
+    from coterie.experiment.run import run as run
+    from coterie.experiment.setup import prepare as prepare
+    from coterie.experiment.several.compare import compare as compare
+    from coterie.experiment.several.compare_runs import compare_runs as compare_runs
+    from coterie.experiment.several.comparison import Comparison as Comparison
+    from coterie.experiment.take_home.export import export as export
+    from coterie.experiment.take_home.load import load as load
+    from coterie.experiment.take_home.onboard import onboard as onboard
+    from coterie.methods import METHODS as METHODS
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "METHODS",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Benefit",
-    "Comparison",
-    "ConfigError",
-    "CoterieError",
-    "CoterieWarning",
-    "DataError",
-    "Federation",
-    "Method",
-    "Result",
-    "Task",
-    "compare",
-    "compare_runs",
-    "export",
-    "from_clients",
-    "load",
-    "onboard",
-    "prepare",
-    "resume",
-    "run",
-    "tree",
-]
+_WHERE = {
+    "METHODS": "methods",
+    "SGD": "core.optimizers",
+    "Adam": "core.optimizers",
+    "AdamW": "core.optimizers",
+    "Benefit": "evaluation",
+    "Comparison": "experiment.several.comparison",
+    "ConfigError": "core.errors",
+    "CoterieError": "core.errors",
+    "CoterieWarning": "core.errors",
+    "DataError": "core.errors",
+    "Federation": "data",
+    "Method": "core.method",
+    "Result": "experiment.result",
+    "Task": "core.task",
+    "compare": "experiment.several.compare",
+    "compare_runs": "experiment.several.compare_runs",
+    "export": "experiment.take_home.export",
+    "from_clients": "data",
+    "load": "experiment.take_home.load",
+    "onboard": "experiment.take_home.onboard",
+    "prepare": "experiment.setup",
+    "resume": "experiment.run",
+    "run": "experiment.run",
+    "tree": "core",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    if name == "tree":
+        return import_module("coterie.core.tree")
+    value = getattr(import_module(f"coterie.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

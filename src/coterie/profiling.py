@@ -1,12 +1,12 @@
-"""Where the time went: a timer of named spans that nest.
+"""A timer of named spans, which nest, tells where the time went.
 
-    with recording() as profile:            off by default; a span then costs a look at one variable
-        with span("train", round=3): ...    or, of a whole function, @timed("train")
-    profile.table()                         each name's own seconds: what its inner spans took is theirs
+    with recording() as profile:            without it, a span costs a look at one variable
+        with span("train", round=3): ...    or, for a whole function, @timed("train")
+    profile.table()                         the seconds of each name, without those of the spans inside
     profile.trace()                         as JSON, for chrome://tracing or ui.perfetto.dev
 
-A forked worker goes on recording where its parent was and hands over what it added (`taken`, `add`): the clock is the
-machine's, so the spans of all processes lie on one time axis.
+A forked worker continues to record where its parent was, and hands over what it added (`taken`, `add`). The clock is
+the machine's, so the spans of all processes lie on one time axis.
 """
 
 from __future__ import annotations
@@ -42,30 +42,41 @@ MEANING = {
 
 
 class Span(NamedTuple):
+    """A piece of time with a name; times are in nanoseconds."""
+
     name: str
-    start: int  # ns
-    length: int  # ns
-    own: int  # ns; without the spans inside
+    start: int
+    length: int
+    own: int  # without the spans inside
     process: int  # 0: this one; else a worker's number
-    about: dict[str, Any]  # such as the round; what was said of the spans around it included
+    about: dict[str, Any]  # such as the round; it includes what the spans around this one say
 
 
 class Row(NamedTuple):
+    """The time of all spans of one name."""
+
     name: str
     seconds: float  # in this process
-    elsewhere: float  # in the workers, summed up
-    share: float  # of all processes' time
+    elsewhere: float  # in the workers, added up
+    share: float  # of the time of all processes
 
 
 @dataclass
 class Profile:
+    """What was recorded."""
+
     spans: list[Span] = field(default_factory=list)
     process: int = 0
     _open: list[_Open] = field(default_factory=list, repr=False)
 
     def table(self, *, run: str | None = None, rounds: bool = False, first: int = 1) -> list[Row]:
-        """Own time by name, in the order of `ORDER`. With `rounds`, of rounds only, those from `first` on; with `run`,
-        of the rounds of this method only."""
+        """Add up the own time of spans by name, in the order of `ORDER`.
+
+        Args:
+            run: only of the run of this method.
+            rounds: only of rounds.
+            first: the first round that counts.
+        """
         inside = [
             span
             for span in self.spans
@@ -79,11 +90,14 @@ class Profile:
         return [Row(n, times[n][0] / 1e9, times[n][1] / 1e9, sum(times[n]) / total) for n in ORDER if n in times]
 
     def share_of_work(self, *, run: str | None = None, first: int = 1) -> float:
-        """The share of the rounds' time, in all processes, that is local training and evaluation."""
+        """Return the share of the rounds' time, in all processes, that is local training and evaluation."""
         return sum(row.share for row in self.table(run=run, rounds=True, first=first) if row.name in WORK)
 
     def trace(self) -> dict[str, Any]:
-        """The trace-event format: complete events ("X") in microseconds from the beginning, workers as processes."""
+        """Return the profile in the trace-event format.
+
+        Spans are complete events ("X"), in microseconds from the beginning; workers are processes.
+        """
         begin = min((span.start for span in self.spans), default=0)
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": _process(number)}}
@@ -126,7 +140,7 @@ class _Open:
             stack.pop()
         elif self in stack:
             del stack[stack.index(self) :]
-        else:  # of a loop that was left by an exception, after what was around it
+        else:  # a loop that was left by an exception ends after what was around it
             return
         if stack:
             stack[-1].inner += length
@@ -140,7 +154,10 @@ _OFF = contextlib.nullcontext()
 
 @contextlib.contextmanager
 def recording(enabled: bool = True) -> Iterator[Profile | None]:
-    """Record the spans of the block; yields None if not `enabled`. One at a time: an inner one records nothing."""
+    """Record the spans of the block.
+
+    Yields the profile; None if not `enabled`, or inside of another recording, which then has the spans.
+    """
     global _current
     if not enabled or _current is not None:
         yield None
@@ -154,11 +171,12 @@ def recording(enabled: bool = True) -> Iterator[Profile | None]:
 
 
 def span(name: str, **about: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a block whose time is recorded under `name`, with what is known `about` it (such as the round)."""
     return _OFF if _current is None else _Open(_current, name, about)
 
 
 def timed(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function whose calls are spans."""
+    """Make every call of a function a span."""
 
     def decorate(fn: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(fn)
@@ -172,19 +190,24 @@ def timed(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def each(name: str, items: Iterable[T]) -> Iterator[T]:
-    """The items; the loop's body is a span of each, which says which one it was."""
+    """Yield the items; what the loop does with each is a span, which says which item it was."""
     for item in items:
         with span(name, **{name: item}):
             yield item
 
 
 def around() -> dict[str, Any] | None:
-    """What was said of the spans around here (such as the round); None if nothing is recorded."""
+    """Return what the spans around here say (such as the round); None if nothing is recorded."""
     return None if _current is None else dict(_current._open[-1].about) if _current._open else {}
 
 
 def begin_worker(number: int, about: dict[str, Any] | None = None) -> None:
-    """In a fork: what follows is this worker's; `about` is what is around it, if not what was when it was forked."""
+    """Record for a worker from now on; to be called in a fork.
+
+    Args:
+        number: the worker's number.
+        about: what the spans around its work say; None: what they said when it was forked.
+    """
     if _current is not None:
         _current.process, _current.spans = number, []
         if about is not None:
@@ -192,9 +215,13 @@ def begin_worker(number: int, about: dict[str, Any] | None = None) -> None:
 
 
 def beside(times: list[list[int]]) -> None:
-    """What threads did in the innermost span: when each began and ended (ns), this one's first.
+    """Record what threads did in the innermost span.
 
-    Those of the others are spans of the same name; what this one then waited for them is a span of workers.
+    The work of the other threads becomes spans of the same name; the time that this thread waited for them becomes a
+    span of workers.
+
+    Args:
+        times: when each thread began and ended, in nanoseconds, this one first.
     """
     if _current is None or not _current._open or len(times) < 2:
         return
@@ -208,12 +235,12 @@ def beside(times: list[list[int]]) -> None:
 
 
 def taken() -> str | None:
-    """In a fork: what it recorded, as JSON."""
+    """Return what a fork has recorded, as JSON; None if nothing is recorded."""
     return None if _current is None else json.dumps(_current.spans)
 
 
 def add(recorded: str) -> None:
-    """What a worker recorded."""
+    """Add what a worker has recorded."""
     if _current is not None:
         _current.spans += [Span(*values) for values in json.loads(recorded)]
 

@@ -1,32 +1,20 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from coterie.cli import app
+from coterie.core.toml import read_toml
 from coterie.data.partition import PARTITIONS
-from coterie.experiment.config import read_toml
 from coterie.experiment.settings import settings
+from tests.cli.commands import cli
 
 HOW = ("--rounds", "1", "--engine", "loop", "--workers", "1", "--no-compile", "--no-reference")
-
-
-def cli(*words):
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(word) for word in words])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-@pytest.fixture(autouse=True)
-def _in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_a_setting_is_drawn_and_told():
     told = cli("data", "show", "fedmap/label-skew").output
     assert "10 clients" in told
     # 25 of 45 pairs are of both kinds, (.5, .5) and (.85, .15): 25/45 x .35 = .194.
-    assert "label distance between two clients: mean 0.194, least 0.000, most 0.350" in told
+    assert "label distance between two clients: mean 0.194, minimum 0.000, maximum 0.350" in told
     assert "Who has which classes" in Path("fedmap-label-skew.html").read_text(encoding="utf-8")
 
 
@@ -35,7 +23,7 @@ def test_a_data_set_with_a_partition_is_drawn():
         "data", "show", "digits", "--partition", "classes:2", "--clients", "6", "--seed", "3", "-o", "a.html"
     ).output
     assert "6 clients" in told
-    assert "classes: 10, 2 a client" in told
+    assert "classes: 10, 2 per client" in told
     assert Path("a.html").exists()
     other = cli("data", "show", "digits", "--partition", "classes:2", "--clients", "6", "--seed", "4").output
     assert told.splitlines()[1:4] != other.splitlines()[1:4]
@@ -47,8 +35,8 @@ def test_a_data_set_with_a_partition_is_drawn():
         (("fedmap/label-skw",), "did you mean 'fedmap/label-skew'"),
         (("digits", "--partition", "dirichlet"), "needs alpha"),
         (("digits", "--partition", "iid", "--clients", "many"), "clients = 'many'"),
-        (("digits", "--partition", "natural"), "does not say whose each example is"),
-        (("synthetic-label-skew", "--clients", "3"), "comes dealt out"),
+        (("digits", "--partition", "natural"), "does not name the owner of each example"),
+        (("synthetic-label-skew", "--clients", "3"), "is already divided among clients"),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_written(words, expected):
@@ -85,11 +73,3 @@ def test_a_settings_method_has_its_flags_and_can_be_another():
     )
     assert result.exit_code == 0, result.output
     assert "sigma2" not in read_toml(Path("b/config.toml")).get("hyper", {})
-
-
-def test_compare_takes_a_setting():
-    result = cli(
-        "compare", "--setting", "fedmap/label-skew", "--seeds", "1", "--local-steps", "1", *HOW[:-1], "--out", "c"
-    )
-    assert result.exit_code == 0, result.output
-    assert {path.name for path in Path("c").iterdir() if path.is_dir()} == {"local-seed0", "fedmap-seed0"}

@@ -1,34 +1,17 @@
-"""The commands, as a new user types them."""
+"""`coterie flower`: its commands, as a new user types them."""
 
 import json
 import os
 import stat
 
-import pytest
 from cryptography import x509
-from typer.testing import CliRunner
 
-from coterie.cli import app
-from coterie.cli.flower import needed
-from coterie.cli.flower.table import Changes, site_table
+from coterie.cli.flower import require
+from coterie.cli.flower.table import ChangeLines, site_table
 from coterie.deploy.keys import read_identity, read_keyring
-from coterie.deploy.sitedata import site_data
 from coterie.deploy.up import app_config
-from coterie.errors import ConfigError, DataError
-from coterie.experiment.config import resolve
-
-from .inprocess import TABLE, ledger, make
-
-
-def cli(*words):
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(word) for word in words])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-@pytest.fixture(autouse=True)
-def _in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+from tests.cli.commands import cli
+from tests.deploy.inprocess import TABLE, ledger, make
 
 
 def test_init_writes_an_app_and_says_how_to_run_it(tmp_path):
@@ -41,12 +24,12 @@ def test_init_writes_an_app_and_says_how_to_run_it(tmp_path):
     assert (shown["method"], shown["hyper.lam"], shown["deploy.sites"]) == ("fedamp", 0.3, 5)
     again = cli("flower", "init", "my_federation")
     assert again.exit_code == 2
-    assert "holds an app already" in again.output
+    assert "already contains an app" in again.output
     wrong = cli("flower", "init", "other", "--method", "fedamp", "--lamb", "1", "--rounds", "0")
     assert wrong.exit_code == 2
-    assert "2 things to correct" in wrong.output
+    assert "2 problems" in wrong.output
     assert not (tmp_path / "other").exists()
-    assert "name the folder of the app first" in cli("flower", "init", "--method", "fedavg").output
+    assert "give the folder of the app first" in cli("flower", "init", "--method", "fedavg").output
 
 
 def test_certs_are_made_once_and_private_keys_are_private(tmp_path):
@@ -72,7 +55,7 @@ def test_what_cannot_be_is_said_in_words(tmp_path, monkeypatch):
     assert "digits has 10 clients" in cli("flower", "up", "--data", "digits", "--sites", "11").output
     assert "no deployment.json" in cli("flower", "resume", "nothing").output
     assert "does not exist" in cli("site", "--superlink", "h:1", "--root-certificates", "no", "--key", "no").output
-    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    monkeypatch.setattr(require, "find_spec", lambda name: None)
     for words in (["flower", "up"], ["flower", "certs", "a"], ["flower", "init", "x"], ["flower", "resume", "x"]):
         told = cli(*words)
         assert told.exit_code == 2
@@ -85,7 +68,7 @@ def test_a_deployed_run_is_not_resumed_as_a_simulation(tmp_path):
     told = cli("resume", server.out)
     assert told.exit_code == 1
     assert "coterie flower resume" in told.output
-    assert "is complete" in cli("flower", "resume", server.out).output
+    assert "is already complete" in cli("flower", "resume", server.out).output
 
 
 def test_the_table_of_sites(capsys):
@@ -96,7 +79,7 @@ def test_the_table_of_sites(capsys):
     told = capsys.readouterr().out
     for words in ("aachen", "silent", "0.500", "1.20 MB", "0.9 kB", "2 late", "last seen", "accuracy"):
         assert words in told
-    changes = Changes(console)
+    changes = ChangeLines(console)
     changes(TABLE)
     changes(TABLE)
     told = capsys.readouterr().out
@@ -109,7 +92,7 @@ def test_what_follows_the_last_round_is_not_a_round(tmp_path, capsys):
     shown, console = [], Console(width=200, markup=False)
     _, server, _ = make("fedavg", tmp_path, reference=False, rounds=2)
     book = ledger()
-    keep, changes = book.show, Changes(console)
+    keep, changes = book.show, ChangeLines(console)
 
     def show(out, doing=""):
         keep(out, doing)
@@ -125,24 +108,7 @@ def test_what_follows_the_last_round_is_not_a_round(tmp_path, capsys):
     assert "round 3" not in words
     assert [line for line in words.splitlines() if "closed" not in line][-2:] == [
         "the last evaluation",
-        "the sites write their models",
+        "sites are writing their models",
     ]
     during = [each for each in shown if each["doing"] == "round 2 of 2"]
     assert {"working", "answered"} <= {site["state"] for each in during for site in each["sites"].values()}
-
-
-def test_a_sites_own_csv(tmp_path):
-    config, _ = resolve({"method": "fedavg", "data": "own"}, own_data=True)
-    path = tmp_path / "my.csv"
-    path.write_text(
-        "age,dose,outcome\n" + "".join(f"{20 + i % 7},{i % 3},{'yes' if i % 2 else 'no'}\n" for i in range(20))
-    )
-    own = site_data(config, {"data": str(path), "target": "outcome"}, "aachen", None)
-    assert own.names == ("aachen",)
-    assert own.classes == ("no", "yes")
-    assert len(own.split(0).train) + len(own.split(0).validation) + len(own.split(0).test) == 20
-    path.write_text("age,outcome\n20,1\n")
-    with pytest.raises(DataError, match="no file has a column 'dose'"):
-        site_data(config, {"data": str(path), "target": "dose"}, "aachen", None)
-    with pytest.raises(ConfigError, match="has no data"):
-        site_data(config, {}, "aachen", None)

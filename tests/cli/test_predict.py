@@ -1,5 +1,3 @@
-"""`coterie predict`, `export`, `onboard`, `run --holdout`, as typed."""
-
 import csv
 import io
 import json
@@ -9,28 +7,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.experiment.setup import prepare
+from tests.cli.commands import cli, table
 from tests.experiment.conftest import QUICK, two_kinds
-from tests.test_cli import HOW, cli
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    out = tmp_path_factory.mktemp("home") / "run"
-    coterie.run("fedmap", two_kinds(4), out=out, reference=False, **QUICK)
-    return out
-
-
-@pytest.fixture(autouse=True)
-def _in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def table(path, x, *more, names=("x1", "x2", "x3", "x4")):
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*names, *(["label"] if more else [])])
-        writer.writerows([[*row, *extra] for row, *extra in zip(x.tolist(), *more, strict=True)])
 
 
 def test_predict_writes_the_probabilities_of_each_class(run):
@@ -44,7 +22,7 @@ def test_predict_writes_the_probabilities_of_each_class(run):
     assert [row["predicted"] for row in rows] == [str(int(label)) for label in expected.argmax(1)]
     told = cli("predict", run, "rows.csv", "--client", "site-3", "-o", "deep/out.csv")
     assert told.stdout == ""
-    assert "5 rows, by the model of site-3, written to deep/out.csv" in told.stderr
+    assert "5 rows predicted by the model of site-3, written to deep/out.csv" in told.stderr
     with open("deep/out.csv") as file:
         assert list(csv.DictReader(file)) == rows
     np.savez("rows.npz", x=x.numpy())
@@ -99,45 +77,3 @@ def test_a_newer_run_folder_is_told(run, tmp_path):
         assert result.exit_code == 1
         assert "was written by a newer version of Coterie: update Coterie" in result.stderr
     about.write_text(before)
-
-
-def test_export(run):
-    told = cli("export", run, "--client", "2", "--format", "safetensors")
-    assert "The model of site-2 is in site-2.safetensors and site-2.safetensors.json" in told.output
-    told = cli("export", run, "--client", "2", "--probabilities", "-o", "m.pt2")
-    assert "The model of site-2 is in m.pt2" in told.output
-    program = torch.export.load("m.pt2").module()
-    assert torch.allclose(program(torch.zeros(3, 4)).sum(1), torch.ones(3))
-
-
-def test_onboard_a_file(run):
-    x, y = two_kinds(5)["site-5"]
-    table("clinic.csv", x, y.tolist())
-    told = cli("onboard", run, "--data", "clinic.csv", "--target", "label")
-    assert told.exit_code == 0, told.output
-    assert "clinic" in told.output
-    assert "clinic's model from FedMAP is" in told.output
-    table("rows.csv", x[:3])
-    again = cli("predict", run, "rows.csv", "--client", "clinic").stdout
-    assert again == cli("predict", run, "rows.csv", "--client", "5").stdout
-    with (run / "onboarded.csv").open() as file:
-        assert [row["client"] for row in csv.DictReader(file)] == ["clinic"]
-    cli("onboard", run, "--data", "clinic.csv", "--name", "clinic 2", "--quiet")
-    cli("onboard", run, "--data", "clinic.csv", "--quiet")
-    with (run / "onboarded.csv").open() as file:
-        assert sorted(row["client"] for row in csv.DictReader(file)) == ["clinic", "clinic 2"]
-    assert "took part in this run" in cli("onboard", run, "--data", "clinic.csv", "--name", "site-1").stderr
-
-
-def test_run_with_a_holdout_prints_the_newcomers_apart():
-    words = ("--data", "digits", "--rounds", "1", "--local-steps", "1", *HOW, "--no-reference", "--holdout", "0.2")
-    told = cli("run", *words, "--out", "r")
-    assert told.exit_code == 0, told.output
-    before, after = told.stdout.split("Onboarded, without having taken part")
-    held_out = prepare("fedmap", "digits", holdout=0.2).held_out.names
-    assert len(held_out) == 2
-    for name in held_out:
-        assert f"│ {name} " in after
-        assert f"│ {name} " not in before
-    assert "mean of 8" in before
-    assert "mean of 2" in after

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from coterie.conv import FewChannelConvolution
+from coterie.compute.convolution import FewChannelConvolution
 
 
 def data(channels: int) -> tuple[Tensor, Tensor, Tensor]:

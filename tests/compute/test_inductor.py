@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from coterie import machine_code
-from coterie.machine_code import cache_folder, compiling_takes
+from coterie.compute import inductor
+from coterie.compute.inductor import compiling_takes
 
 RUN = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 import torch, coterie
-from coterie import scan
+from coterie.compute import compiled
 draw = torch.Generator().manual_seed(0)
 data = [(torch.randn(size, 3, generator=draw), torch.arange(size) % 2) for size in (40, 40, 90)]
 counts = []
 class Count(coterie.experiment.run.Silent):
     def say(self, text): print(text)
-    def round(self, record, metric): counts.append(scan.compilations())
+    def round(self, record, metric): counts.append(compiled.compilations())
 options = dict(model="linear", rounds=4, batch_size=8, compile=True, workers=1, engine="stacked", progress=Count())
 result = coterie.run("fedavg", data, **options)
 coterie.run("fedavg", data, seed=1, reference=False, **options)
@@ -54,36 +54,27 @@ def test_a_step_is_compiled_once_and_then_found_on_disk(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_a_compiler_steps_run_as_they_are(tmp_path: Path) -> None:
     told = run(tmp_path, CXX=str(tmp_path / "none"), PATH="")
-    assert "running this step without compiling it" in told
+    assert "there is no C++ compiler" in told
     assert "compilations [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]" in told
 
 
-def test_the_cache_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = cache_folder.__wrapped__  # not the one that is kept
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert find() == tmp_path / "coterie" / "torchinductor"
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # where no folder can be made
-    assert find().is_dir()
-
-
 def test_compiling_is_expected_to_take_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_code, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(machine_code, "_taken", [])
-    assert compiling_takes() == machine_code.TAKES + machine_code.COLD  # nothing was ever compiled here
+    monkeypatch.setattr(inductor, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(inductor, "_taken", [])
+    assert compiling_takes() == inductor.STEP_SECONDS + inductor.COLD_SECONDS  # nothing was ever compiled here
     (tmp_path / "precompiled_headers").mkdir()
     (tmp_path / "precompiled_headers" / "header.h.gch").write_text("")
-    assert compiling_takes() == machine_code.TAKES
-    assert compiling_takes(convolves=True) == machine_code.CONVOLUTIONS
-    found = machine_code.LEAST  # on disk, in less time than the next one may take
-    for taken, expected in (([30.0], machine_code.TAKES), ([2.0], 2.0), ([2.0, 30.0], 30.0), ([2.0, 0.3], found)):
-        monkeypatch.setattr(machine_code, "_taken", taken)
+    assert compiling_takes() == inductor.STEP_SECONDS
+    assert compiling_takes(convolves=True) == inductor.CONVOLUTION_SECONDS
+    found = inductor.MIN_SECONDS  # on disk, in less time than the next one may take
+    for taken, expected in (([30.0], inductor.STEP_SECONDS), ([2.0], 2.0), ([2.0, 30.0], 30.0), ([2.0, 0.3], found)):
+        monkeypatch.setattr(inductor, "_taken", taken)
         assert compiling_takes() == expected
 
 
 def test_importing_leaves_the_folder_open() -> None:
     """TorchInductor's modules choose one in /tmp, where others could write, if they are imported too early."""
-    code = "import os, coterie, coterie.scan, coterie.cli; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    code = "import os, coterie, coterie.core.scan, coterie.cli; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
     clean = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     told = subprocess.run([sys.executable, "-c", code], env=clean, text=True, capture_output=True, check=True)
     assert told.stdout.strip() == "None"

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie import tree
-from coterie.batches import Batch, Batches
+from coterie.compute.compiled import compiling
+from coterie.compute.packing import balance, best_width, schedule
+from coterie.core import tree
+from coterie.core.batches import Batch, Batches
+from coterie.core.optimizers import SGD
+from coterie.core.scan import scan
+from coterie.core.task import Task
+from coterie.core.training import train
 from coterie.engine.stacked import stacked
-from coterie.lanes import deal, fitting, schedule
-from coterie.local import SGD, train
-from coterie.scan import compiling, scan
-from coterie.task import Task
 
 SIZES = [7, 0, 2, 5, 1, 3]
 
@@ -33,16 +35,16 @@ def test_every_client_takes_its_steps_in_order_on_one_lane(lanes: int) -> None:
 
 
 def test_piles_are_even_and_none_is_too_large() -> None:
-    assert deal([5, 4, 3, 2], 2) == [[0, 3], [1, 2]]
-    assert deal([9, 1, 1, 1], 2, most=2) == [[0, 3], [1, 2]]
-    assert max(map(len, deal([1] * 7, 3, most=3))) == 3
+    assert balance([5, 4, 3, 2], 2) == [[0, 3], [1, 2]]
+    assert balance([9, 1, 1, 1], 2, most=2) == [[0, 3], [1, 2]]
+    assert max(map(len, balance([1] * 7, 3, most=3))) == 3
 
 
 def test_as_few_lanes_as_do_not_take_longer() -> None:
-    assert fitting([10, 5, 5], 3) == 2
-    assert fitting([4, 4, 4], 3) == 3
-    assert fitting([4, 4, 4, 4], 3) == 2  # two and two, not three and one
-    assert fitting([100, *[1] * 50], 51) <= 4
+    assert best_width([10, 5, 5], 3) == 2
+    assert best_width([4, 4, 4], 3) == 3
+    assert best_width([4, 4, 4, 4], 3) == 2  # two and two, not three and one
+    assert best_width([100, *[1] * 50], 51) <= 4
 
 
 def data() -> Batches:

@@ -15,31 +15,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie import scan, tree
-from coterie.batches import Batch, Batches
-from coterie.bregman import Quadratic
+from coterie.compute import compiled
+from coterie.compute.compiled import compiling
+from coterie.compute.recording import NotReplayable, Recorder, arena_offsets
+from coterie.compute.replay import MAX_ARGUMENTS, ReplayedStep, library
+from coterie.core import tree
+from coterie.core.batches import Batch, Batches
+from coterie.core.optimizers import SGD, AdamW
+from coterie.core.scan import scan
+from coterie.core.task import Task
+from coterie.core.training import proximal_steps, quadratic_penalty, train
+from coterie.data.federation import from_clients
+from coterie.data.minibatches import Plan
+from coterie.engine import Engine
 from coterie.engine.stacked import stacked
-from coterie.local import SGD, AdamW, proximal, quadratic, train
-from coterie.native import MOST, Native, NotNative, Watch, library, places
-from coterie.scan import compiling
-from coterie.task import Task
+from coterie.experiment.simulation import Simulation
+from coterie.methods import FedProx
+from coterie.parts.bregman import Quadratic
+from tests.marks import compiles
 
 CLIENTS = 3
+pytestmark = compiles
 
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.scan._compiled", {})
+    monkeypatch.setattr("coterie.compute.compiled._compiled", {})
 
 
-def natives() -> list[Native | None]:
-    return [compiled and compiled.native for compiled in scan._compiled.values()]
+def replayed_steps() -> list[ReplayedStep | None]:
+    return [step.replayed for step in compiled._compiled.values()]
 
 
-def repeated(watch: Watch) -> None:
+def repeated(recorder: Recorder) -> None:
     """What was watched, once, where it was."""
-    row = [watch.memory[owner].data_ptr() + offset for owner, offset in watch.columns]
-    table, ops = np.array([*row, *[0] * MOST], np.int64), np.array(watch.ops, np.int64)
+    row = [recorder.memory[owner].data_ptr() + offset for owner, offset in recorder.operands]
+    table, ops = np.array([*row, *[0] * MAX_ARGUMENTS], np.int64), np.array(recorder.ops, np.int64)
     assert library().run(ops.ctypes.data, len(ops), table.ctypes.data) is None
 
 
@@ -56,7 +67,7 @@ def layouts(*shape: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "sizes", [(10, 10, 784), (10, 100, 70), (1, 1, 1), (7, 19, 33), (6, 3, 130), (32, 32, 30)], ids=str
 )
-@pytest.mark.parametrize("start", ["nothing", "itself", "another", "on the way", "a row"])
+@pytest.mark.parametrize("start", ["nothing", "itself", "another", "a row"])
 def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], start: str) -> None:
     m, n, k = sizes
     torch.manual_seed(0)
@@ -66,18 +77,15 @@ def test_products_of_every_size_and_layout(sizes: tuple[int, int, int], start: s
             for last, c in layouts(2, m, n).items():
                 begin = None if start == "nothing" else c if start == "itself" else torch.randn_like(c)
                 begin = torch.randn(n) if start == "a row" else begin
-                end = torch.randn_like(c) if start == "on the way" else None
                 expected = a.double() @ b.double() + (0 if begin is None else begin.double())
-                if begin is not None and end is not None:
-                    expected += 0.3 * (end.double() - begin.double())
-                watch = Watch([])
+                recorder = Recorder([])
                 try:
-                    watch.product(a, b, c, begin, end, 0.3)
-                except NotNative:  # a and b would have to be turned, or c
+                    recorder.product(a, b, c, begin)
+                except NotReplayable:  # a and b would have to be turned, or c
                     turned = {one == "columns", other == "columns"}
                     assert turned == {last != "columns"} or start == "a row"
                     continue
-                repeated(watch)
+                repeated(recorder)
                 torch.testing.assert_close(c.double(), expected, rtol=1e-4, atol=1e-4)
                 done += 1
     assert done >= (8 if start == "a row" else 20)
@@ -88,9 +96,9 @@ def test_a_product_writes_nothing_beside_its_result() -> None:
     for m, n in ((3, 5), (5, 64), (11, 70)):
         room = torch.full((m + 2, n + 4), 7.0)
         a, b = torch.randn(m, 9), torch.randn(9, n)
-        watch = Watch([])
-        watch.product(a, b, room[1:-1, 2:-2])
-        repeated(watch)
+        recorder = Recorder([])
+        recorder.product(a, b, room[1:-1, 2:-2])
+        repeated(recorder)
         torch.testing.assert_close(room[1:-1, 2:-2], a @ b)
         room[1:-1, 2:-2] = 7.0
         assert bool((room == 7.0).all())
@@ -100,7 +108,7 @@ def test_a_product_writes_nothing_beside_its_result() -> None:
 def test_what_is_used_at_the_same_time_has_places_apart(spans: list[tuple[int, int, int]]) -> None:
     times = {key: (min(a, b), max(a, b)) for key, (a, b, _) in enumerate(spans)}
     sizes = {key: size for key, (_, _, size) in enumerate(spans)}
-    begin = places(times, sizes)
+    begin = arena_offsets(times, sizes)
     assert begin.keys() == times.keys()
     for one, other in itertools.combinations(times, 2):
         together = times[one][0] <= times[other][1] and times[other][0] <= times[one][1]
@@ -109,7 +117,7 @@ def test_what_is_used_at_the_same_time_has_places_apart(spans: list[tuple[int, i
 
 
 def test_what_is_used_at_different_times_shares_a_place() -> None:
-    assert places({0: (0, 1), 1: (1, 2), 2: (2, 3)}, {0: 100, 1: 70, 2: 100}) == {0: 0, 1: 128, 2: 0}
+    assert arena_offsets({0: (0, 1), 1: (1, 2), 2: (2, 3)}, {0: 100, 1: 70, 2: 100}) == {0: 0, 1: 128, 2: 0}
 
 
 def batches(features: int, steps: int, classes: int = 3, shape: tuple[int, ...] = ()) -> Batches:
@@ -140,14 +148,14 @@ def test_repeated_training_equals_eager_training(optimizer: Any, steps: int, wid
     before, data = tree.clone(params), batches(150, steps)
 
     def one(params: Any, centre: Any, data: Batches) -> Any:
-        pull = (quadratic, (centre, torch.tensor(0.5))) if anchored else ()
+        pull = (quadratic_penalty, (centre, torch.tensor(0.5))) if anchored else ()
         return train(task, optimizer, params, data, *pull)
 
     expected = stacked(one, (params, centre), data)
     with compiling(width=width):
         got, again = (stacked(one, (params, centre), data) for _ in range(2))
-    assert all(native is not None for native in natives())
-    assert natives()
+    assert all(step is not None for step in replayed_steps())
+    assert replayed_steps()
     for ours, theirs, twice in zip(*map(tree.leaves, (got, expected, again)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
         assert torch.equal(ours, twice)  # nothing of the first scan is left in the second
@@ -164,7 +172,7 @@ def test_a_client_gets_the_same_bits_whoever_else_is_there_and_however_many_thre
     data.mask[2] = 0
 
     def one(params: Any, data: Batches) -> Any:
-        return train(task, SGD(0.1, momentum=0.9), params, data, quadratic, (centre, torch.tensor(0.5)))
+        return train(task, SGD(0.1, momentum=0.9), params, data, quadratic_penalty, (centre, torch.tensor(0.5)))
 
     def of(rows: list[int], threads: int) -> list[Tensor]:
         some = Batches(data.x, data.y, *(leaf[rows] for leaf in data[2:]))
@@ -172,12 +180,12 @@ def test_a_client_gets_the_same_bits_whoever_else_is_there_and_however_many_thre
             return tree.leaves(stacked(one, (tree.rows(params, torch.tensor(rows)),), some))
 
     whole = of([0, 1, 2], 1)
-    assert len(natives()) == 1
+    assert len(replayed_steps()) == 1
     assert all(torch.equal(leaf[2], before[2]) for leaf, before in zip(whole, tree.leaves(params), strict=False))
     for rows in ([0, 1, 2], [2, 1, 0], [1], [0]):
         found = of(rows, threads)
         assert all(torch.equal(leaf, expected[rows]) for leaf, expected in zip(found, whole, strict=True))
-    assert len(natives()) == 1, "one compiled step serves all of them"
+    assert len(replayed_steps()) == 1, "one compiled step serves all of them"
 
 
 def test_nested_clients_are_repeated() -> None:
@@ -192,7 +200,7 @@ def test_nested_clients_are_repeated() -> None:
     expected = stacked(one, (models,), data)
     with compiling(threads=2):
         got = stacked(one, (models,), data)
-    assert all(native is not None for native in natives())
+    assert all(step is not None for step in replayed_steps())
     for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
 
@@ -206,7 +214,7 @@ def test_minibatches_of_inner_clients_may_lie_anyhow() -> None:
     mask, key = torch.ones(index.shape), torch.zeros(index.shape[:-1], dtype=torch.int64)
 
     def of(carry: Any, index: Any, mask: Any, key: Any) -> Any:
-        return scan.scan(step, carry, (), Batches(data.x, data.y, index, mask, key, torch.tensor(1.0)))
+        return scan(step, carry, (), Batches(data.x, data.y, index, mask, key, torch.tensor(1.0)))
 
     start = torch.zeros(CLIENTS, 2)
     expected = torch.func.vmap(torch.func.vmap(of))(start, index, mask, key)
@@ -252,17 +260,17 @@ def test_proximal_steps_of_one_client_equal_eager_ones(threads: int) -> None:
     alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
 
     def step(carry: Any, aux: Any, batch: Batch) -> Any:
-        return proximal(task, SGD(0.1), carry, batch, partial(Quadratic().pull, 0.5), aux, 3)[0]
+        return proximal_steps(task, SGD(0.1), carry, batch, partial(Quadratic().divergence_gradient, 0.5), aux, 3)[0]
 
-    expected = scan.scan(step, task.init(), centre, alone)
+    expected = scan(step, task.init(), centre, alone)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         with compiling():
-            got = scan.scan(step, task.init(), centre, alone)
+            got = scan(step, task.init(), centre, alone)
     finally:
         torch.set_num_threads(before)
-    assert [native is not None for native in natives()] == [threads == 1]
+    assert [step is not None for step in replayed_steps()] == [threads == 1]
     for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-5)
 
@@ -275,7 +283,7 @@ def test_a_convolution_is_called() -> None:
     expected = train(task, SGD(0.1), task.init(), alone)
     with compiling():
         got = train(task, SGD(0.1), task.init(), alone)
-    assert natives() == [None]
+    assert replayed_steps() == [None]
     for ours, theirs in zip(tree.leaves(got), tree.leaves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -288,9 +296,9 @@ def test_a_carry_that_changes_places_is_called() -> None:
     data = batches(4, 5)
     alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
     start = (torch.zeros(()), torch.ones(()))
-    expected = scan.scan(step, start, (), alone)
+    expected = scan(step, start, (), alone)
     with compiling():
-        torch.testing.assert_close(scan.scan(step, start, (), alone), expected)
+        torch.testing.assert_close(scan(step, start, (), alone), expected)
 
 
 def test_what_is_no_kernel_is_called() -> None:
@@ -301,11 +309,11 @@ def test_what_is_no_kernel_is_called() -> None:
 
     data = batches(4, 5)
     alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
-    expected = scan.scan(step, torch.zeros(()), (), alone)
+    expected = scan(step, torch.zeros(()), (), alone)
     with compiling():
-        torch.testing.assert_close(scan.scan(step, torch.zeros(()), (), alone), expected)
-    assert natives() == [None]
-    assert scan.refusals() == 0
+        torch.testing.assert_close(scan(step, torch.zeros(()), (), alone), expected)
+    assert replayed_steps() == [None]
+    assert all(step.run is not None for step in compiled._compiled.values())
 
 
 def test_what_goes_wrong_in_a_kernel_is_raised() -> None:
@@ -319,13 +327,28 @@ def test_what_goes_wrong_in_a_kernel_is_raised() -> None:
 
     with compiling():
         stacked(one, (params,), data)
-        assert all(native is not None for native in natives())
+        assert all(step is not None for step in replayed_steps())
         with pytest.raises((RuntimeError, IndexError)):
             stacked(one, (params,), data._replace(y=data.y + 7))
 
 
 def test_other_numbers_are_called() -> None:
-    with pytest.raises(NotNative):
-        Watch([]).product(*(torch.zeros(2, 2, dtype=torch.float64) for _ in range(3)))
-    with pytest.raises(NotNative):
-        Watch([torch.zeros(0), torch.zeros(0)])
+    with pytest.raises(NotReplayable):
+        Recorder([]).product(*(torch.zeros(2, 2, dtype=torch.float64) for _ in range(3)))
+    with pytest.raises(NotReplayable):
+        Recorder([torch.zeros(0), torch.zeros(0)])
+
+
+def test_a_step_that_begins_at_its_anchor_is_repeated() -> None:
+    """FedProx's start and anchor are the same memory in every step's example."""
+    draw = torch.Generator().manual_seed(0)
+    data = {f"{i}": (torch.randn(20, 6, generator=draw), torch.arange(20) % 3) for i in range(CLIENTS)}
+    federation = from_clients(data)
+    method, task = FedProx(optimizer=SGD(0.1)), Task(nn.Linear(6, 3), num_classes=3)
+    sims = [Simulation.start(method, task, federation, Plan(batch_size=8), CLIENTS, seed=0) for _ in range(2)]
+    sims[0].train(1, Engine("stacked", chunk=CLIENTS))
+    sims[1].train(1, Engine("stacked", chunk=CLIENTS, compiled=True, threads=True))
+    assert replayed_steps()
+    assert None not in replayed_steps()
+    for a, b in zip(tree.leaves(sims[0].state), tree.leaves(sims[1].state), strict=True):
+        torch.testing.assert_close(a, b)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.func import vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie import winograd
-from coterie.batches import Batches
-from coterie.local import SGD, train
-from coterie.products import once
-from coterie.scan import compiling
-from coterie.task import Task
+from coterie.compute import winograd
+from coterie.compute.compiled import compiling
+from coterie.core.batches import Batches
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
+from coterie.core.training import train
+from tests.marks import compiles
 
 LAST = torch.channels_last
 
@@ -56,14 +57,6 @@ def test_equals_conv2d_with_its_gradients(size: tuple[int, int]) -> None:
         assert float((ours - exact).norm() / exact.norm()) < 1e-5
 
 
-def test_the_points_are_found_once() -> None:
-    inputs = data()
-    graph = traced(inputs)
-    once(graph.graph)
-    names = [str(node.target) for node in graph.graph.nodes]
-    assert [names.count(f"coterie.{name}.default") for name in ("points", "products", "gradients")] == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("inputs", "options"),
     [
@@ -85,10 +78,11 @@ def test_others_are_left_alone(inputs: list[Tensor], options: dict[str, Any]) ->
         assert torch.equal(got, expected)
 
 
+@compiles
 @pytest.mark.parametrize("threads", [1, 2])
 def test_compiled_training_of_a_network_equals_eager_training(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which C++ repeats, convolutions and all, unless it has threads to share the work."""
-    monkeypatch.setattr("coterie.scan._compiled", compiled := {})
+    monkeypatch.setattr("coterie.compute.compiled._compiled", compiled := {})
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 16, 5), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU()
     task = Task(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 4, 3)), "classification")
@@ -106,6 +100,6 @@ def test_compiled_training_of_a_network_equals_eager_training(threads: int, monk
         torch.set_num_threads(before)
     (step,) = compiled.values()
     assert step is not None
-    assert (step.native is not None) == (threads == 1)
+    assert (step.replayed is not None) == (threads == 1)
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,6 @@
 import torch
 
-from coterie.batches import Batch, Batches
+from coterie.core.batches import Batch, Batches
 
 
 def batches() -> Batches:
@@ -11,7 +11,7 @@ def batches() -> Batches:
 
 
 def test_pairs_are_each_minibatch_and_the_next_one_of_the_same_client():
-    pairs = batches().pairs()
+    pairs = batches().paired()
     used = pairs.mask[0].any(-1)
     assert used.tolist() == [True] * 4 + [False] * 2
     assert pairs.index[0, used][:, [0, 2]].tolist() == [[10, 11], [11, 13], [13, 14], [14, 10]]
@@ -20,17 +20,17 @@ def test_pairs_are_each_minibatch_and_the_next_one_of_the_same_client():
 
 
 def test_one_minibatch_is_paired_with_itself_and_none_stays_none():
-    one = batches().first(1).pairs()
+    one = batches().first_steps(1).paired()
     assert one.index[0, 0].tolist() == [10, 10, 10, 10]
     assert one.mask[0].any(-1).tolist() == [True] + [False] * 5
-    assert not batches().first(0).pairs().mask.any()
-    assert batches().epoch(0, 0).pairs().index.shape == (1, 0, 4)
+    assert not batches().first_steps(0).paired().mask.any()
+    assert batches().epoch(0, 0).paired().index.shape == (1, 0, 4)
 
 
 def test_first_counts_the_clients_own_minibatches():
-    used = batches().first(3).mask.any(-1)
+    used = batches().first_steps(3).mask.any(-1)
     assert used.tolist() == [[True, True, False], [True, False, False]]
-    torch.testing.assert_close(batches().first(9).mask, batches().mask)
+    torch.testing.assert_close(batches().first_steps(9).mask, batches().mask)
 
 
 def test_halves():
@@ -41,10 +41,10 @@ def test_halves():
 
 
 def test_wider_minibatches_have_the_same_examples():
-    wide = batches().wider(5)  # two minibatches of two
+    wide = batches().merged(5)  # two minibatches of two
     assert wide.index.shape == wide.mask.shape == (2, 2, 4)
     assert wide.index[wide.mask > 0].tolist() == [10, 10, 11, 13, 13, 14]
     assert wide.key.tolist() == [[0, 2], [3, 5]]
-    torch.testing.assert_close(batches().wider(1).index, batches().index)
-    assert batches().wider(100).index.shape == (2, 1, 100)
-    assert batches().epoch(0, 0).wider(5).index.shape == (0, 2, 4)
+    torch.testing.assert_close(batches().merged(1).index, batches().index)
+    assert batches().merged(100).index.shape == (2, 1, 100)
+    assert batches().epoch(0, 0).merged(5).index.shape == (0, 2, 4)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.decode import IMAGENET, UNIT, Decode
+from coterie.core.errors import DataError
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
 from coterie.data import Pool, federate
 from coterie.data.minibatches import Plan
-from coterie.decode import IMAGENET, UNIT, Decode
 from coterie.engine import Engine
-from coterie.errors import DataError
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import FedAvg, FedeRiCo, FedMAP, PFedBreD, PFedVMP
-from coterie.task import Task
 
 OWN = Decode((0.2, 0.4, 0.6), (0.5, 0.25, 2.0))
 

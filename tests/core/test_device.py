@@ -6,16 +6,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import coterie
-from coterie import device, laws, tree
-from coterie.collaborators import Losses, epsilon_greedy
+from coterie import testing
+from coterie.core import device, tree
+from coterie.core.device import on
+from coterie.core.errors import ConfigError
 from coterie.data.minibatches import Plan
-from coterie.device import on
 from coterie.engine import Central, Engine, in_order
 from coterie.engine.engine import chunks
-from coterie.errors import ConfigError
 from coterie.experiment.config import resolve
 from coterie.experiment.simulation import Simulation
 from coterie.methods import METHODS, PFedVMP
+from coterie.parts.mixtures import Losses, epsilon_greedy
 
 META = torch.device("meta")
 PLAN = Plan(batch_size=4, steps=2)
@@ -55,8 +56,8 @@ def drawn_before(sim, ids, engine):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_of_every_method_stays_on_its_device(name, kind):
     engine = Engine(kind, chunk=3)
-    method, federation = method_named(name), laws._federation()
-    sim = Simulation.start(method, laws._task(), federation.to(META), PLAN, 3, seed=0)
+    method, federation = method_named(name), testing.federation()
+    sim = Simulation.start(method, testing.task(), federation.to(META), PLAN, 3, seed=0)
     ids = sim.sample(1)
     down, rows_of = drawn_before(sim, ids, engine)
     at = sim._at(ids)
@@ -69,7 +70,7 @@ def test_a_round_of_every_method_stays_on_its_device(name, kind):
     for what in (sim.state, down, clients, ups, info, server, views[0][1]):
         assert all(leaf.is_meta for leaf in tree.leaves(what))
     assert set(watch.found) == set()
-    here = Simulation.start(method, laws._task(), federation, PLAN, 3, seed=0)
+    here = Simulation.start(method, testing.task(), federation, PLAN, 3, seed=0)
     here.train(1, engine)
     for there, same in zip(tree.leaves(server), tree.leaves(here.state.server), strict=True):
         assert (there.shape, there.dtype) == (same.shape, same.dtype)
@@ -116,7 +117,7 @@ def test_a_packed_tree_comes_to_where_it_is_wanted():
     ],
 )
 def test_a_device_that_is_not_there_is_refused_in_words_with_all_else_that_is_wrong(name, words):
-    if name in ("cuda", "mps") and device.missing(name) is None:
+    if name in ("cuda", "mps") and device.unavailable_reason(name) is None:
         pytest.skip(f"there is a {name} here")
     with pytest.raises(ConfigError) as error:
         coterie.run("fedavg", "digits", device=name, rounds=0)
@@ -140,7 +141,7 @@ def test_a_run_goes_on_on_another_device(tmp_path):
     (out / "config.toml").write_text(
         text.replace('device = "cpu"', 'device = "cuda"').replace("rounds = 2", "rounds = 3")
     )
-    if device.missing("cuda"):
+    if device.unavailable_reason("cuda"):
         with pytest.raises(ConfigError, match="use device = 'cpu'"):
             coterie.resume(out)
     result = coterie.resume(out, device="cpu")

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from coterie.batches import Batch
+from coterie.core.batches import Batch
+from coterie.core.dropout import KeyedDropout, uniform
+from coterie.core.task import Task
 from coterie.data import from_clients
 from coterie.data.minibatches import Plan
-from coterie.dropout import KeyedDropout, uniform
 from coterie.engine import Engine
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedAvg
-from coterie.task import Task
 
 KEYS = torch.randint(0, 2**62, (50,), generator=torch.Generator().manual_seed(0))
 

@@ -3,16 +3,17 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import laws, tree
+from coterie import testing
+from coterie.compute.compiled import compilations
+from coterie.core import tree
+from coterie.core.optimizers import SGD
+from coterie.core.precision import BFloat16
+from coterie.core.task import Task
 from coterie.data import from_clients
 from coterie.data.minibatches import Plan
 from coterie.engine import Engine
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import FedAvg
-from coterie.precision import BFloat16
-from coterie.scan import compilations
-from coterie.task import Task
 
 
 def simulation(bf16):
@@ -44,8 +45,8 @@ def test_products_are_rounded_and_all_else_is_not():
 
 def test_gradients_are_float32_and_those_of_rounded_products():
     task, exact = (Task(nn.Linear(6, 3), num_classes=3, bf16=bf16) for bf16 in (True, False))
-    params, batch = exact.init(), laws._batches(1)
-    batch = coterie.batches.Batch(
+    params, batch = exact.init(), testing.batches(1)
+    batch = coterie.core.batches.Batch(
         batch.x[batch.index[0, 0]], batch.y[batch.index[0, 0]], batch.mask[0, 0], batch.key[0, 0]
     )
     ours, theirs = (torch.func.grad(lambda p, t=t: t.loss(p, batch)[0])(params) for t in (task, exact))

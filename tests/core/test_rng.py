@@ -1,6 +1,6 @@
 import numpy as np
 
-from coterie import rng
+from coterie.core import rng
 
 
 def test_many_seeds_are_the_seeds_of_each():

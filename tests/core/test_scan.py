@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor
 from torch import Tensor, nn
 from torch.func import vmap
 
-from coterie import tree
-from coterie.batches import Batch, Batches
-from coterie.local import SGD, train
-from coterie.scan import compilations, compiling, identity, scan
-from coterie.task import Task
+from coterie.compute.compiled import compilations, compiling
+from coterie.core import tree
+from coterie.core.batches import Batch, Batches
+from coterie.core.optimizers import SGD
+from coterie.core.scan import identity, scan
+from coterie.core.task import Task
+from coterie.core.training import train
+from tests.marks import compiles
 
 POOL = Batches(x=None, y=None, index=0, mask=0, key=0, count=0)  # type: ignore[arg-type]  # one pool for all clients
 OWN = Batches(*[0] * 6)  # type: ignore[arg-type]
@@ -51,14 +53,14 @@ def assert_equal(a: Any, b: Any, tolerance: float = 1e-6) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.scan._compiled", {})
+    monkeypatch.setattr("coterie.compute.compiled._compiled", {})
 
 
 @pytest.fixture
 def tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace steps without compiling them: quick, and as particular about its inputs as machine code is."""
 
-    def compile(graph: Callable[..., Any], example: list[Tensor], **options: Any) -> Callable[..., Any]:
+    def compile(graph: Callable[..., Any], example: list[Tensor]) -> tuple[Callable[..., Any], None]:
         def layout(values: Any) -> list[Any]:
             return [(value.shape, value.dtype, value.is_contiguous()) for value in values]
 
@@ -67,9 +69,9 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> None:
             return graph(*values)
 
         expected = layout(example)
-        return run
+        return run, None
 
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile)
+    monkeypatch.setattr("coterie.compute.compiled.compile_graph", compile)
 
 
 def test_scan_is_a_loop_over_epochs_and_steps() -> None:
@@ -251,6 +253,7 @@ def network() -> Task:
     return Task(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1)), "regression")
 
 
+@compiles
 def test_compiled_equals_stacked_equals_loop() -> None:
     """The real compiler, on all that a step can have: buffers, dropout, optimiser state, masks, a shared pool."""
     task, optimizer = network(), SGD(lr=0.05, momentum=0.9)
@@ -270,6 +273,7 @@ def test_compiled_equals_stacked_equals_loop() -> None:
     assert_equal(compiled, lifted(few), tolerance=1e-5)
 
 
+@compiles
 @pytest.mark.usefixtures("tracer")
 def test_one_compilation_serves_every_number_of_steps() -> None:
     rate = torch.tensor(0.1)
@@ -287,6 +291,7 @@ def test_one_compilation_serves_every_number_of_steps() -> None:
     assert compilations() == 2
 
 
+@compiles
 @pytest.mark.usefixtures("tracer")
 def test_equal_closures_share_a_compilation_and_others_do_not() -> None:
     carry, data = torch.ones(2), make(3)
@@ -300,6 +305,7 @@ def test_equal_closures_share_a_compilation_and_others_do_not() -> None:
         assert_equal(scan(keyword_default(3.0), carry, (), data), 27 * carry)
 
 
+@compiles
 @pytest.mark.usefixtures("tracer")
 def test_a_compilation_is_for_one_structure() -> None:
     def named(carry: Any, aux: Any, batch: Batch) -> Any:
@@ -312,6 +318,7 @@ def test_a_compilation_is_for_one_structure() -> None:
         assert_equal(scan(named, {"ten": zero, "one": zero}, (), make(2)), expected)
 
 
+@compiles
 @pytest.mark.usefixtures("tracer")
 @pytest.mark.parametrize("stacked", [False, True])
 def test_compiled_steps_may_return_another_memory_layout(stacked: bool) -> None:
@@ -330,6 +337,7 @@ def test_compiled_steps_may_return_another_memory_layout(stacked: bool) -> None:
         assert_equal(lifted(carry), expected)
 
 
+@compiles
 @pytest.mark.usefixtures("tracer")
 def test_models_in_double_precision_compile() -> None:
     task = Task(nn.Linear(2, 1).double(), "regression")
@@ -340,15 +348,16 @@ def test_models_in_double_precision_compile() -> None:
         assert_equal(train(task, SGD(), task.init(), data), expected)
 
 
+@compiles
 @pytest.mark.parametrize("stacked", [False, True])
 def test_runs_eagerly_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch, stacked: bool) -> None:
     attempts = []
 
-    def no_compiler(graph: Any, example: Any, **options: Any) -> Any:
+    def no_compiler(graph: Any, example: Any) -> Any:
         attempts.append(graph)
         raise RuntimeError("no C++ compiler found")
 
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", no_compiler)
+    monkeypatch.setattr("coterie.compute.compiled.compile_graph", no_compiler)
     run = functools.partial(scan, step)
     args: Any = (start(), torch.tensor(0.1), make(3, padding=2))
     if stacked:

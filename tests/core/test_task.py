@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad
 
-from coterie import tree
-from coterie.batches import Batch
-from coterie.decode import Decode
-from coterie.task import Task, make_task
+from coterie.core import tree
+from coterie.core.batches import Batch
+from coterie.core.decode import Decode
+from coterie.core.task import Task, make_task
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import SGD, Adam, AdamW, Optimizer, mean_loss, quadratic, train
-from coterie.task import Task
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.optimizers import SGD, Adam, AdamW, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import mean_loss, quadratic_penalty, train
 
 
 def batches_of(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None = None) -> Batches:
@@ -99,13 +100,13 @@ def test_penalised_training_finds_the_closed_form_minimiser(strength: float) -> 
 
     every = torch.arange(12).expand(400, 12)
     data = batches_of(x, y, every, (every < n).float())
-    theta, _ = train(task, SGD(lr=0.15), task.init(), data, quadratic, (centre, torch.tensor(strength)))
+    theta, _ = train(task, SGD(lr=0.15), task.init(), data, quadratic_penalty, (centre, torch.tensor(strength)))
     torch.testing.assert_close(torch.cat([theta["weight"][0], theta["bias"]]).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_quadratic_has_its_value_and_gradient() -> None:
     params, centre = {"w": torch.tensor([3.0, 1.0])}, {"other": torch.ones(1), "w": torch.tensor([1.0, 2.0])}
-    gradient, value = torch.func.grad_and_value(quadratic)(params, (centre, torch.tensor(0.5)))
+    gradient, value = torch.func.grad_and_value(quadratic_penalty)(params, (centre, torch.tensor(0.5)))
     assert value == 0.25 * (4 + 1)
     assert torch.equal(gradient["w"], 0.5 * torch.tensor([2.0, -1.0]))
 
@@ -118,7 +119,7 @@ def test_train_reports_the_data_loss_of_the_examples_it_saw() -> None:
     mask[2, 1:] = 0
     data = batches_of(x, y, index, mask)
     anchor = (tree.map(torch.ones_like, task.init()), torch.tensor(9.0))
-    params, loss = train(task, SGD(lr=0.0), task.init(), data, quadratic, anchor)
+    params, loss = train(task, SGD(lr=0.0), task.init(), data, quadratic_penalty, anchor)
     torch.testing.assert_close(params, task.init(), rtol=0, atol=0)
     torch.testing.assert_close(loss, task.losses(task.init(), x, y)[:9].mean())
     torch.testing.assert_close(mean_loss(task, task.init(), data), loss)

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from coterie.core.errors import DataError
 from coterie.data import from_clients
 from coterie.data.datasets import gather
-from coterie.errors import DataError
 
 X, Y = torch.arange(24.0).reshape(12, 2), torch.arange(12) % 3
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import SOURCES, embedded, load
+from coterie.core.errors import ConfigError, CoterieWarning, DataError
+from coterie.data import SOURCES, load
+from coterie.data.download.catalogue import DOWNLOADS
 from coterie.data.loading import is_known, read
-from coterie.data.ways import WAYS
-from coterie.errors import ConfigError, CoterieWarning, DataError
+from coterie.data.readers import embedded
 from coterie.models import MODELS
+from tests.places import SHARED
 
-SHARED = Path(__file__).parent.parent.parent.parent / "shared" / "data"
 DATA = os.environ.get("COTERIE_DATA", str(SHARED))
-needs_data = pytest.mark.skipif(not Path(DATA, "femnist").exists(), reason="FEMNIST is not here: set COTERIE_DATA")
+needs_data = pytest.mark.skipif(not Path(DATA, "femnist").exists(), reason="FEMNIST was not found: set COTERIE_DATA")
 QUICK = {"rounds": 1, "local_steps": 1, "engine": "loop", "compile": False, "workers": 1, "reference": False}
 EMBEDDED = [name for name, source in SOURCES.items() if source.files is None]
 
@@ -108,9 +109,9 @@ def test_a_partition_can_be_given():
     federation = load("digits", 0, partition="iid", clients=7)
     assert len(federation.names) == 7
     assert sum(len(split[p]) for split in federation.clients.values() for p in ("train", "validation", "test")) == 1797
-    with pytest.raises(ConfigError, match="synthetic-label-skew comes dealt out"):
+    with pytest.raises(ConfigError, match="synthetic-label-skew is already split"):
         load("synthetic-label-skew", 0, partition="iid")
-    with pytest.raises(ConfigError, match=r"partition, clients: synthetic-label-skew comes dealt out to its clients"):
+    with pytest.raises(ConfigError, match=r"partition, clients: synthetic-label-skew is already divided among clients"):
         coterie.run("fedavg", "synthetic-label-skew", partition="iid", clients=3)
     with pytest.raises(ConfigError, match="there is no partition 'nonsense'"):
         load("digits", 0, partition="nonsense")
@@ -154,7 +155,7 @@ def test_paths_and_names(tmp_path):
     with pytest.raises(ConfigError, match="there is no data set"):
         load(str(tmp_path / "none.npz"), 0)
     np.savez(tmp_path / "r.npz", x=np.zeros((40, 2)), y=np.arange(40.0))
-    with pytest.raises(DataError, match="goes by classes"):
+    with pytest.raises(DataError, match="needs classes"):
         load(str(tmp_path / "r.npz"), 0, partition="dirichlet:1", clients=2)
 
 
@@ -165,10 +166,10 @@ def test_a_missing_data_set_is_answered_with_what_to_do(name, monkeypatch, tmp_p
     files = SOURCES[name].files
     if any(Path(place).exists() for place in files.installed):
         pytest.skip("a package has installed it")
-    with pytest.raises(DataError, match=f"the data set {files.name} is not here: ") as told:
+    with pytest.raises(DataError, match=f"the data set {files.name} was not found: ") as told:
         load(name, 0)
     command = "emnist" if name.startswith("emnist") else files.name
-    assert (f"'coterie data get {command}'" in str(told.value)) == (files.name in WAYS)
+    assert (f"'coterie data get {command}'" in str(told.value)) == (files.name in DOWNLOADS)
     assert str(tmp_path) in str(told.value)
 
 

@@ -1,11 +1,9 @@
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie import native
-from coterie.data import Federation, Split, minibatches
+from coterie.data import Federation, Split
 from coterie.data.minibatches import Plan, draw, pad_positions
 
 
@@ -83,26 +81,6 @@ def test_positions_are_padded_with_their_own():
     assert padded.tolist() == [[4, 5, 6], [9, 9, 9]]
 
 
-@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
-@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5), batch=st.integers(1, 64), epochs=st.integers(1, 3),
-       number=st.integers(1, 9))  # fmt: skip
-@settings(deadline=None, max_examples=60)
-def test_draws_in_one_call_are_numpys_bit_for_bit(sizes, batch, epochs, number):
-    data, plan = federation(sizes), Plan(batch, epochs)
-    clients = data.clients.items()
-    strided = {name: Split(np.repeat(split.train, 2)[::2], split.validation, split.test) for name, split in clients}
-    data = Federation("f", data.x, data.y, strided, 2)
-    assert minibatches.draws_alike(), "NumPy draws as it did"
-    with pytest.MonkeyPatch.context() as patch:
-        found = draw(data, list(range(len(sizes))), plan, seed=0, purpose="t", round=number)
-        patch.setattr(minibatches, "draws_alike", lambda: False)
-        expected = draw(data, list(range(len(sizes))), plan, seed=0, purpose="t", round=number)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
-
-
-@pytest.mark.skipif(not native.available(), reason="needs a C++ compiler")
 def test_a_width_that_is_too_small_is_not_written_beyond():
     """A client that has more than it was told all have at most."""
     batches = draw(federation([50]), [0], Plan(8, width=3), seed=0, purpose="t", round=1)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.errors import CoterieWarning, DataError
 from coterie.data import Pool, federate
-from coterie.errors import CoterieWarning, DataError
 
 
 def pool(size=40, owners=4, **others):
@@ -74,5 +74,5 @@ def test_each_client_is_put_on_its_own_scale():
 def test_lengths_must_fit():
     with pytest.raises(DataError, match="3 inputs but 2 targets"):
         Pool("p", torch.zeros(3, 1), torch.zeros(2), 2)
-    with pytest.raises(DataError, match="no client gets any data"):
+    with pytest.raises(DataError, match="no client has any data"):
         federate(pool(), [], seed=0)

@@ -8,15 +8,17 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.func import grad
 
-from coterie import features, tree
-from coterie.batches import Batch
+from coterie.core import tree
+from coterie.core.batches import Batch
+from coterie.core.errors import ConfigError
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
+from coterie.core.training import mean_gradient, mean_loss, train
 from coterie.data import from_clients
 from coterie.data.minibatches import Plan, draw
 from coterie.data.weights import balanced
-from coterie.errors import ConfigError
 from coterie.experiment.run import run
-from coterie.local import SGD, mean_gradient, mean_loss, train
-from coterie.task import Task
+from coterie.parts import class_moments
 
 
 def skewed(sizes=((40, 10), (12, 3))):
@@ -100,7 +102,7 @@ def test_class_moments_and_centroid_distances_count_examples():
     said = []
     for federation in (plain, weighted):
         batches = one_client(federation, 0, Plan(batch_size=8))
-        count, mean = features.class_means(task, task.init(), batches)
+        count, mean = class_moments.class_means(task, task.init(), batches)
         z = task.features(task.init(), federation.x[batches.index[0, -1]])
         last = Batch(
             federation.x[batches.index[0, -1]],
@@ -108,8 +110,8 @@ def test_class_moments_and_centroid_distances_count_examples():
             batches.mask[0, -1],
             batches.key[0, -1],
         )
-        distance = features.centroid_distance(z, last, (mean, count > 0, torch.tensor(1.0)))
-        said.append((count, mean, features.class_variances(task, task.init(), batches, count, mean), distance))
+        distance = class_moments.centroid_distance(z, last, (mean, count > 0, torch.tensor(1.0)))
+        said.append((count, mean, class_moments.class_variances(task, task.init(), batches, count, mean), distance))
     for a, b in zip(*said, strict=True):
         assert torch.equal(a, b)
     assert said[0][0].tolist() == torch.bincount(own(plain, 0)[1]).tolist()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from coterie import tree
+from coterie.core import tree
 from coterie.data import Federation, from_clients
 from coterie.deploy.contract import Rules
 from coterie.deploy.keys import make_identity
@@ -172,11 +172,11 @@ def same(one, other) -> bool:
 def private(queue: Queue, book: Ledger, name: str):
     """What a site has on its disk, after its last round."""
     site = queue.sites[name]
-    bench = next(iter(site._benches.values()))
+    workbench = next(iter(site._workbenches.values()))
     store = Store(site.root, book.run, name)
-    like = bench.initial()
+    like = workbench.initial()
     if site.config.topology != "server":
-        like = bench.initial_peer(torch.zeros(len(NAMES), dtype=torch.int64), 1)
+        like = workbench.initial_of_peer(torch.zeros(len(NAMES), dtype=torch.int64), 1)
     return store._read("state", store.states()[-1], like)
 
 

@@ -16,13 +16,14 @@ import torch
 from coterie.deploy import processes
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.up import part_of
-from coterie.experiment import files
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.load import load
 from coterie.experiment.setup import prepare
+from coterie.experiment.take_home.load import load
+from coterie.storage import files
+from coterie.storage.run_folder import RunFolder
 
 from .inprocess import same, simulate
-from .test_flower import LOOP, compare
+from .test_flower import LOOP
+from .test_up import compare
 
 pytestmark = pytest.mark.slow
 PLAIN = ["--rounds", "3", "--seed", "1", "--no-reference", "--no-report"]

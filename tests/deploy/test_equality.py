@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from coterie import METHODS, tree
+from coterie import METHODS
+from coterie.core import tree
 from coterie.engine import Engine
-from coterie.evaluation.metrics import plain
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.load import load
+from coterie.evaluation.metrics import with_one_nan
 from coterie.experiment.run import run_setup
+from coterie.experiment.take_home.load import load
+from coterie.storage.run_folder import RunFolder
 
 from .inprocess import NAMES, ledger, make, net, private, same, simulate
 
@@ -28,7 +29,7 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
         assert same(tree.rows(private(queue, book, name).client, 0), tree.rows(sim.state.clients, i)), name
     scores = sim.evaluate(3, Engine("loop"))
     for part, by in scores.items():
-        assert {metric: plain(values) for metric, values in by.items()} == result.rounds[-1][part]
+        assert {metric: with_one_nan(values) for metric, values in by.items()} == result.rounds[-1][part]
     views, x = sim.views(3, Engine("loop")), setup.federation.x[:3]
     for i, name in enumerate(NAMES):
         model = load(queue.sites[name].root / book.run / name / "result", name, model=net)

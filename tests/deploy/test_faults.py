@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.errors import CoterieError
 from coterie.deploy.delivery import Delivery
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.store import Store
-from coterie.deploy.work import Bench
-from coterie.errors import CoterieError
-from coterie.experiment.folder import RunFolder
+from coterie.deploy.work import Workbench
+from coterie.storage.run_folder import RunFolder
 
 from .inprocess import NAMES, Killed, Rules, ServerKilled, ledger, make, private, same, simulate
 
@@ -36,22 +36,22 @@ def killing(where, times, monkeypatch, queue_of, kill=Killed):
     original, left = getattr(cls, name), [times]
 
     def dying(self, *args, **more):
-        site = self.federation.names[0] if isinstance(self, Bench) else self.path.name
-        about = args[0] if isinstance(self, Bench) or name == "save" else 2 if len(self.states()) > 1 else 1
+        site = self.federation.names[0] if isinstance(self, Workbench) else self.path.name
+        about = args[0] if isinstance(self, Workbench) or name == "save" else 2 if len(self.states()) > 1 else 1
         if site != "b" or about != 2 or not left[0]:
             return original(self, *args, **more)
         left[0] -= 1
         if after:
             original(self, *args, **more)
         queue = queue_of()
-        queue.sites["b"] = dataclasses.replace(queue.sites["b"], _benches={})
+        queue.sites["b"] = dataclasses.replace(queue.sites["b"], _workbenches={})
         raise kill
 
     monkeypatch.setattr(cls, name, dying)
     return left
 
 
-@pytest.mark.parametrize("where", [(Bench, "train", True), (Store, "save", True), (Store, "commit", True)])
+@pytest.mark.parametrize("where", [(Workbench, "train", True), (Store, "save", True), (Store, "commit", True)])
 def test_a_site_killed_in_a_round_goes_on_from_its_disk(where, tmp_path, monkeypatch):
     setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
     left = killing(where, 1, monkeypatch, lambda: queue)
@@ -63,7 +63,7 @@ def test_a_site_killed_in_a_round_goes_on_from_its_disk(where, tmp_path, monkeyp
 
 def test_a_peer_killed_in_a_round_goes_on_from_its_disk(tmp_path, monkeypatch):
     setup, server, queue = make("fedavg", tmp_path, RULES, reference=False, topology="ring")
-    left = killing((Bench, "train", True), 1, monkeypatch, lambda: queue)
+    left = killing((Workbench, "train", True), 1, monkeypatch, lambda: queue)
     book = ledger()
     server.run(book)
     assert left == [0]
@@ -72,9 +72,9 @@ def test_a_peer_killed_in_a_round_goes_on_from_its_disk(tmp_path, monkeypatch):
 
 def test_a_repeated_message_is_answered_from_the_store(tmp_path, monkeypatch):
     trained = []
-    original = Bench.train
+    original = Workbench.train
     monkeypatch.setattr(
-        Bench, "train", lambda self, number, *rest: trained.append(number) or original(self, number, *rest)
+        Workbench, "train", lambda self, number, *rest: trained.append(number) or original(self, number, *rest)
     )
     setup, server, queue = make("scaffold", tmp_path, RULES, lambda *_, envelope=None: [_[3], _[3]], reference=False)
     book = ledger()
@@ -179,9 +179,9 @@ def test_a_server_that_dies_goes_on(where, topology, tmp_path, monkeypatch):
     book = Ledger.load(server.out)
     assert book.round == (2 if where == "after the commit" else 1), "at most one round is lost"
     trained = []
-    train = Bench.train
+    train = Workbench.train
     monkeypatch.setattr(
-        Bench, "train", lambda self, number, *rest: trained.append(number) or train(self, number, *rest)
+        Workbench, "train", lambda self, number, *rest: trained.append(number) or train(self, number, *rest)
     )
     result = server.run(book)
     assert [row["round"] for row in result.rounds] == [1, 2, 3]
@@ -198,9 +198,7 @@ def test_without_a_quorum_it_stops_in_words_and_goes_on_later(tmp_path):
         return [] if round == 2 and direction == "to" and name != "a" else [envelope]
 
     queue.fault = fault
-    with pytest.raises(
-        CoterieError, match="round 2: 1 of 4 sites answered within 3 times 20 seconds, and 2 are needed"
-    ):
+    with pytest.raises(CoterieError, match="round 2: 1 of 4 sites answered within 3 x 20 seconds, but 2 must"):
         server.run(ledger())
     queue.fault = lambda direction, name, round, envelope: [envelope]
     book = Ledger.load(server.out)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie import tree
+from coterie.core import tree
 from coterie.deploy import seal
-from coterie.deploy.mailbox import Mailbox
 from coterie.deploy.refused import Refused
+from coterie.deploy.relay import Mailbox
 from coterie.deploy.seal import Route
 
 from .inprocess import IDENTITIES, NAMES, Rules, ledger, make, private
@@ -70,9 +70,9 @@ def test_mail_that_the_relay_changed_is_refused_by_its_receiver(tmp_path, monkey
 
 
 def test_a_bad_message_of_a_peer_is_refused_by_its_neighbours_and_the_rest_goes_on(tmp_path, monkeypatch):
-    from coterie.deploy.work import Bench
+    from coterie.deploy.work import Workbench
 
-    original = Bench.train
+    original = Workbench.train
 
     def train(self, number, *rest):
         new, up, *more = original(self, number, *rest)
@@ -80,7 +80,7 @@ def test_a_bad_message_of_a_peer_is_refused_by_its_neighbours_and_the_rest_goes_
             up = up._replace(count=torch.tensor(1e6))
         return new, up, *more
 
-    monkeypatch.setattr(Bench, "train", train)
+    monkeypatch.setattr(Workbench, "train", train)
     _setup, server, _queue = make("fedavg", tmp_path, RULES, reference=False, topology="ring")
     book = ledger()
     server.run(book)

@@ -3,15 +3,16 @@ import pytest
 import torch
 
 import coterie
-from coterie import CoterieError, laws, tree
+from coterie import CoterieError, testing
+from coterie.core import tree
+from coterie.core.errors import ConfigError
+from coterie.core.optimizers import SGD
 from coterie.engine import Peers, make_peers
-from coterie.errors import ConfigError
-from coterie.experiment.journal import at_once
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import FedAvg, FedeRiCo, Local
+from coterie.storage.journal import at_once
 
 from ..methods.quadratic import LOOP, SIZES, federation, simulation, task
 
@@ -145,13 +146,13 @@ def test_federico_uses_neighbours_only():
 def test_relabelling_clients_and_edges_relabels_the_results():
     edges = [("site-0", "site-1"), ("site-1", "site-2"), ("site-2", "site-3")]
     order = [2, 0, 3, 1]
-    base = laws._federation()
+    base = testing.federation()
     names = [base.names[i] for i in order]
     moved = coterie.Federation("laws", base.x, base.y, {name: base.clients[name] for name in names}, base.num_classes)
     views = []
     for each in (base, moved):
         place = make_peers(edges, each.names, seed=0)
-        sim = Simulation.start(FedeRiCo(SGD(0.05), neighbours=1), laws._task(), each, laws.PLAN, 4, 0, place=place)
+        sim = Simulation.start(FedeRiCo(SGD(0.05), neighbours=1), testing.task(), each, testing.PLAN, 4, 0, place=place)
         for number in (1, 2, 3):
             sim.train(number, LOOP)
         views.append(sim.views(3, LOOP).models["0.weight"])
@@ -164,11 +165,11 @@ SETTINGS = {"engine": "loop", "compile": False, "workers": 1, "rounds": 3, "refe
 def test_a_run_among_peers_is_resumed_bit_for_bit(tmp_path):
     setup = prepare("federico", "digits", topology="ring", **SETTINGS)
     whole = run_setup(setup, tmp_path / "whole")
-    with pytest.raises(laws._Killed), at_once():
-        run_setup(setup, tmp_path / "killed", progress=laws._KilledAt(2))
+    with pytest.raises(testing.Killed), at_once():
+        run_setup(setup, tmp_path / "killed", progress=testing.KillAfter(2))
     resumed = coterie.resume(tmp_path / "killed")
     assert all(map(torch.equal, tree.leaves(whole.views), tree.leaves(resumed.views)))
-    assert laws._without_times(whole.rounds) == laws._without_times(resumed.rounds)
+    assert testing.without_times(whole.rounds) == testing.without_times(resumed.rounds)
     used = torch.tensor(whole.rounds[-1]["server"]["collaboration"]) > 0
     assert not used[0, 2:9].any(), "on a ring, the first client hears the second and the last"
 

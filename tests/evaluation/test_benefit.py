@@ -5,11 +5,21 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.core.task import Task
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import Trial, fewest, interval, intervals, judge, measure, verdict_of
+from coterie.evaluation.benefit import (
+    Trial,
+    interval,
+    intervals,
+    judge,
+    measure,
+    measure_each,
+    min_differing,
+    verdict_of,
+    with_current_verdicts,
+)
 from coterie.evaluation.predictions import check_same_data
-from coterie.task import Task
 
 TASK = Task(nn.Linear(2, 2), num_classes=2)
 
@@ -53,30 +63,30 @@ def test_pairing_is_used():
     assert row["verdict"] == "gains"
 
 
-def test_identical_predictions_cannot_tell():
+def test_identical_predictions_are_undecided():
     same = said([1] * 50 + [0] * 50)
     found = benefit(same, same)
     assert [found.clients[0][key] for key in ("gain", "low", "high")] == [0, 0, 0]
-    assert found.clients[0]["verdict"] == "cannot tell"
+    assert found.clients[0]["verdict"] == "undecided"
     assert found.overall["wilcoxon"] == {"statistic": 0.0, "p": 1.0, "effect": 0.0, "n": 0}
 
 
-@pytest.mark.parametrize(("differ", "verdict"), [(5, "cannot tell"), (6, "gains")])
-def test_fewer_than_six_examples_that_differ_cannot_tell(differ, verdict):
+@pytest.mark.parametrize(("differ", "verdict"), [(5, "undecided"), (6, "gains")])
+def test_fewer_than_six_examples_that_differ_are_undecided(differ, verdict):
     # Percentiles alone would call five of five in favour a gain, which no exact test does.
     (row,) = benefit(said([1] * differ), said([0] * differ)).clients
     assert row["verdict"] == verdict
     assert row["low"] == (0 if differ < 6 else 1)
-    assert fewest(0.95) == 6
-    assert fewest(0.99) == 8
+    assert min_differing(0.95) == 6
+    assert min_differing(0.99) == 8
 
 
-def test_a_metric_that_is_not_defined_cannot_tell():
+def test_a_metric_that_is_not_defined_is_undecided():
     found = benefit(said([1] * 20), said([0] * 20), "auroc")  # one class
     (row,) = found.clients
     assert math.isnan(row["gain"])
     assert math.isnan(row["low"])
-    assert row["verdict"] == "cannot tell"
+    assert row["verdict"] == "undecided"
     assert math.isnan(found.overall["mean_gain"])
 
 
@@ -85,8 +95,8 @@ def test_verdicts_are_counted_and_averaged_over_clients():
     ours = said([1] * 40 + [0] * 40 + [1] * 40 + [0] * 40, owner)
     alone = said([0] * 20 + [1] * 20 + [0] * 20 + [1] * 20 + [1] * 38 + [0] * 40 + [1] * 2, owner)
     found = benefit(ours, alone, names=("a", "b", "c"))
-    assert (found.who("gains"), found.who("loses"), found.who("cannot tell")) == (["a"], ["b"], ["c"])
-    assert [found.overall[key] for key in ("gains", "loses", "cannot_tell")] == [1, 1, 1]
+    assert (found.who("gains"), found.who("loses"), found.who("undecided")) == (["a"], ["b"], ["c"])
+    assert [found.overall[key] for key in ("gains", "loses", "undecided")] == [1, 1, 1]
     assert found.overall["mean_gain"] == pytest.approx(0.0)
     assert found.overall["low"] < 0 < found.overall["high"]
     assert found.fairness["share_worse_than_alone"] == pytest.approx(1 / 3)
@@ -144,12 +154,12 @@ def test_over_seeds_the_interval_holds_the_variation_of_both():
 
 def test_over_seeds_the_examples_that_differ_are_not_added_up():
     few = [trial(0.2, 0.01, differing=4.0), trial(0.2001, 0.01, differing=4.0)]
-    assert judge("accuracy", ["a"], few, seed=0).clients[0]["verdict"] == "cannot tell"
+    assert judge("accuracy", ["a"], few, seed=0).clients[0]["verdict"] == "undecided"
 
 
 def test_verdicts():
     assert [verdict_of(*pair) for pair in ((0.1, 0.2), (-0.2, -0.1), (0.0, 0.1), (math.nan, math.nan))] == [
-        *("gains", "loses", "cannot tell", "cannot tell"),
+        *("gains", "loses", "undecided", "undecided"),
     ]
 
 
@@ -158,8 +168,8 @@ def test_different_data_is_refused_in_words():
     other = first._replace(y=torch.tensor([0, 1, 0]))
     check_same_data({"x": (["a"], first), "y": (["a"], first)})
     for label, names, found, words in (
-        ("clients", ["b"], first, r"x and clients are not of the same data: the clients differ \(a, b\)"),
-        ("longer", ["a"], longer, "client 'a' has another number of test examples"),
+        ("clients", ["b"], first, r"x and clients do not use the same data: the clients differ \(a, b\)"),
+        ("longer", ["a"], longer, "client 'a' has a different number of test examples"),
         ("other", ["a"], other, "the labels of the test examples differ"),
     ):
         with pytest.raises(DataError, match=words):
@@ -175,3 +185,31 @@ def test_intervals_of_several_are_those_of_each():
         expected = np.quantile(there, [0.025, 0.975]) if len(there) > 50 else (np.nan, np.nan)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         np.testing.assert_equal(interval(row), found)
+
+
+def test_the_verdicts_of_older_versions_are_translated():
+    old = {
+        "clients": [{"client": "a", "verdict": "cannot tell"}, {"client": "b", "verdict": "gains"}],
+        "overall": {"mean_gain": 0.1, "gains": 1, "loses": 0, "cannot_tell": 1},
+        "level": 0.95,
+    }
+    new = with_current_verdicts(old)
+    assert [row["verdict"] for row in new["clients"]] == ["undecided", "gains"]
+    assert new["overall"] == {"mean_gain": 0.1, "gains": 1, "loses": 0, "undecided": 1}
+    assert new["level"] == 0.95
+    assert with_current_verdicts(new) == new
+
+
+def test_several_methods_are_measured_as_each_alone_is(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    owner = torch.arange(60) % 3
+    alone, *others = (said(torch.rand(60, generator=draw) < 0.7, owner.sort().values) for _ in range(3))
+    names = ("a", "b", "c")
+    together = measure_each(TASK, "macro_f1", dict(zip("xy", others, strict=True)), alone, names, seed=1)
+    for ours, trial in zip(others, together.values(), strict=True):
+        expected = measure(TASK, "macro_f1", ours, alone, names, seed=1)
+        for found, wanted in zip(vars(trial).values(), vars(expected).values(), strict=True):
+            assert np.array_equal(found, wanted)
+    monkeypatch.setattr("coterie.evaluation.bootstrap.MAX_WEIGHT_CELLS", 100)  # a few resamples at a time
+    again = measure(TASK, "macro_f1", others[0], alone, names, seed=1)
+    assert np.array_equal(again.samples, together["x"].samples)

@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.core.task import Task
 from coterie.evaluation import Predictions, bootstrap, score
-from coterie.evaluation.bootstrap import CELLS, differing, draws, statistic
-from coterie.evaluation.metrics import METRICS, confidence_and_surprise, one_label_each
-from coterie.task import Task
+from coterie.evaluation.bootstrap import MAX_WEIGHT_CELLS, differing, draws, statistic
+from coterie.evaluation.metrics import METRICS, confidence_and_surprise, flatten_labels
 
 
 def some(kind, size=40):
@@ -54,7 +54,7 @@ def test_a_class_that_a_resample_lacks():
 
 
 def test_every_resample_has_as_many_examples():
-    for examples in (1, 7, CELLS // 3):  # the last in several pieces
+    for examples in (1, 7, MAX_WEIGHT_CELLS // 3):  # the last in several pieces
         parts = list(draws(examples, 7, np.random.default_rng(0)))
         assert sum(len(part) for part in parts) == 7
         assert all((part.sum(1) == examples).all() for part in parts)
@@ -89,13 +89,13 @@ def plain_auroc(scores, y, classes, weights):
 @pytest.mark.parametrize("few", [0, 8, 128])  # all classes by sums, some, all by a product
 @pytest.mark.parametrize(("classes", "size"), [(4, (40,)), (2, (40,)), (4, (20, 3)), (6, (9,))])
 def test_auroc_counts_pairs(few, classes, size, monkeypatch):
-    monkeypatch.setattr(bootstrap, "FEW", few)
+    monkeypatch.setattr(bootstrap, "MAX_MEMBERS_BY_PRODUCT", few)
     draw = torch.Generator().manual_seed(1)
     y = torch.randint(classes, size, generator=draw)
     outputs = torch.randn(size[0], classes, *size[1:], generator=draw).mul(2).round()  # with ties
     weights = next(iter(draws(size[0], 5, np.random.default_rng(1))))
     task, one = Task(nn.Linear(2, classes), num_classes=classes), Predictions(outputs, y, torch.zeros(size[0]).long())
-    flat, labels, index = one_label_each(outputs, y, torch.arange(size[0]))
+    flat, labels, index = flatten_labels(outputs, y, torch.arange(size[0]))
     scores, every = confidence_and_surprise(flat)[1].numpy(), weights[:, index.numpy()]
     expected = plain_auroc(scores, labels.numpy(), [1] if classes == 2 else range(classes), every)
     np.testing.assert_allclose(statistic(task, "auroc", one)(weights), expected, rtol=1e-12)
@@ -103,7 +103,7 @@ def test_auroc_counts_pairs(few, classes, size, monkeypatch):
 
 @pytest.mark.parametrize("few", [0, 10_000])
 def test_auroc_of_more_pairs_than_float32_can_count(few, monkeypatch):
-    monkeypatch.setattr(bootstrap, "FEW", few)
+    monkeypatch.setattr(bootstrap, "MAX_MEMBERS_BY_PRODUCT", few)
     task, one = some("two classes", 12_000)
     found = statistic(task, "auroc", one)(np.ones((1, 12_000)))
     np.testing.assert_allclose(found, score(task, *one, 1)["auroc"], rtol=1e-14)

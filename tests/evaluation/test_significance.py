@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coterie.evaluation.significance import signed_rank
+from coterie.evaluation.significance import _ranks, signed_rank
 
 
 @pytest.mark.parametrize("number", [3, 6, 12, 30, 80])
@@ -44,3 +44,8 @@ def test_zeros_and_undefined_are_left_out():
     assert signed_rank(np.array([np.nan, 0.0, 0.1, 0.2])) == signed_rank(np.array([0.1, 0.2]))
     # Differences that are equal but for rounding are ties.
     assert signed_rank(np.array([0.3 - 0.2, -0.1, 0.5]))["statistic"] == 1.5
+
+
+def test_equal_values_share_their_ranks():
+    values = np.array([3.0, 1.0, 3.0, 2.0, 3.0, 1.0])
+    assert np.array_equal(_ranks(values), stats.rankdata(values))

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.errors import CheckpointError, CoterieError
+from coterie.core.errors import CheckpointError, CoterieError
 from coterie.evaluation import score
-from coterie.experiment import files
-from coterie.experiment.folder import RunFolder
 from coterie.experiment.setup import prepare
+from coterie.storage import files
+from coterie.storage.run_folder import RunFolder
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 3, "lr": 0.3, "batch_size": 8}
 
@@ -63,7 +63,7 @@ def test_benefit_json_and_clients_csv(finished):
         **{"format": 1, "metric": "balanced_accuracy", "level": 0.95, "resamples": 2000},
     }
     assert told == json.loads(files.to_json(result.benefit().to_json()))
-    assert told["overall"].keys() == {"mean_gain", "low", "high", "wilcoxon", "gains", "loses", "cannot_tell"}
+    assert told["overall"].keys() == {"mean_gain", "low", "high", "wilcoxon", "gains", "loses", "undecided"}
     assert told["overall"]["wilcoxon"].keys() == {"statistic", "p", "effect", "n"}
     assert told["fairness"].keys() == {"federated", "local", "share_worse_than_alone"}
     assert told["fairness"]["local"].keys() == {"mean", "weighted_mean", "std", "cv", "worst_decile"}
@@ -163,8 +163,8 @@ def test_global_and_local_tests_of_both_models():
 def test_global_tests_among_peers_and_with_too_many_examples(monkeypatch):
     on_ring = run("pfedme", rounds=1, reference=False, topology="ring").g_and_p["last"]
     assert on_ring["G"]["global"]["accuracy"] > 0
-    monkeypatch.setattr("coterie.experiment.simulation.PASSES", 40)
-    monkeypatch.setattr("coterie.experiment.simulation.POOLED", 15)
+    monkeypatch.setattr("coterie.experiment.simulation.MAX_POOLED_PREDICTIONS", 40)
+    monkeypatch.setattr("coterie.experiment.simulation.POOLED_OUTPUTS_AT_ONCE", 15)
     part = run("pfedme", rounds=1, reference=False).g_and_p["last"]
     assert part["examples"] == 10  # a part, and it says so
     assert part["P"]["global"]["accuracy"] >= 0
@@ -204,3 +204,15 @@ def test_damaged_predictions_are_told(tmp_path):
     files.write_tensors(tmp_path / "predictions.safetensors", short)
     with pytest.raises(CheckpointError, match="is damaged"):
         folder.read_predictions()
+
+
+def test_tables_are_written_once_and_last(tmp_path, monkeypatch):
+    written = []
+    usual = files.write
+    monkeypatch.setattr(
+        files, "write", lambda path, save: written.append(path.relative_to(tmp_path)) or usual(path, save)
+    )
+    run(out=tmp_path / "run", report=False)
+    own = [str(path) for path in written if path.name in ("clients.csv", "summary.json")]
+    assert own == [f"run/{place}{name}" for place in ("reference/", "") for name in ("clients.csv", "summary.json")]
+    assert str(written[-1]) == "run/summary.json"

@@ -5,8 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli import app
+from coterie.core.errors import ConfigError
 from coterie.data import SOURCES
-from coterie.errors import ConfigError
 from coterie.experiment import reproduce as module
 from coterie.experiment.reproduce import TABLES, Entry, best_round, last_round, markdown, reproduce
 from coterie.experiment.setup import prepare

@@ -11,13 +11,14 @@ from safetensors import safe_open
 from torch import nn
 
 import coterie
-from coterie.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
-from coterie.experiment.config import Config, default_out, parse_bytes, read_toml, resolve, to_toml
-from coterie.experiment.folder import RunFolder, line_of, safe_name
-from coterie.experiment.journal import at_once
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
+from coterie.core.toml import read_toml, to_toml
+from coterie.experiment.config import Config, default_out, parse_bytes, resolve
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAvg, FedMAP, FedProx
+from coterie.storage.journal import at_once
+from coterie.storage.run_folder import RunFolder, line_of, safe_name
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "report": False}
 
@@ -175,7 +176,7 @@ class Slow(Stop):
 @pytest.mark.parametrize(("every", "stopped"), [(1, 8), (5, 8)])
 def test_short_rounds_are_written_together_and_none_is_lost_by_an_interrupt(tmp_path, monkeypatch, every, stopped):
     clock = [0.0]
-    monkeypatch.setattr("coterie.experiment.journal.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("coterie.storage.journal.time", SimpleNamespace(monotonic=lambda: clock[0]))
     whole = run(tmp_path / "whole", rounds=10)
     slow = Slow(stopped, clock, tmp_path / "cut")
     with pytest.raises(KeyboardInterrupt):

@@ -1,18 +1,20 @@
 """Evaluation on the spot against evaluation by an engine."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from coterie.core.task import Task
 from coterie.data.federation import from_clients
 from coterie.data.minibatches import Plan
 from coterie.engine import Engine
 from coterie.evaluation import score
-from coterie.experiment.examples import Examples
+from coterie.experiment.scored_examples import Examples
 from coterie.experiment.simulation import Simulation
 from coterie.methods import METHODS
-from coterie.task import Task
 
 
 def simulation(name, sizes=(40, 90, 25)):
@@ -39,7 +41,7 @@ class Refusing:
 def test_on_the_spot_is_what_engines_find(name, monkeypatch):
     sim = simulation(name)
     here, said = sim.evaluate(1, Refusing()), sim.predictions(1, Refusing())
-    monkeypatch.setattr("coterie.experiment.examples.LITTLE", 0.0)
+    monkeypatch.setattr("coterie.experiment.scored_examples.INLINE_FLOPS", 0.0)
     for engine in (Engine(), Engine("stacked", chunk=2)):
         other = sim.evaluate(1, engine)
         assert other.keys() == here.keys()
@@ -54,25 +56,38 @@ def test_on_the_spot_is_what_engines_find(name, monkeypatch):
         np.testing.assert_allclose(values, again[metric], rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["fedamp", "ditto", "federico"])
+def test_threads_change_no_bit(name, monkeypatch):
+    sim = simulation(name)
+    said, scores = sim.predictions(1, Refusing()), sim.evaluate(1, Refusing())
+    monkeypatch.setattr("coterie.experiment.scored_examples.SINGLE_THREAD_FLOPS", 0.0)
+    monkeypatch.setattr("coterie.experiment.scored_examples.cores", lambda: 2)
+    used = []
+    monkeypatch.setattr(Examples, "_tasks", property(lambda _: used.append(1) or [sim.task, copy.deepcopy(sim.task)]))
+    assert all(map(torch.equal, sim.predictions(1, Refusing()), said))
+    np.testing.assert_equal(sim.evaluate(1, Refusing()), scores)
+    assert used
+
+
 def test_a_view_that_must_be_trained_is_made_by_the_engine():
     sim = simulation("fedavg-ft")
     with pytest.raises(AssertionError, match="needs no engine"):
         sim.evaluate(1, Refusing())
 
 
-def test_what_is_little_is_counted(monkeypatch):
+def test_work_is_counted_not_timed(monkeypatch):
     sim = simulation("fedavg")
     examples = Examples(sim.federation, sim.task)
     number = sum(len(split.validation) + len(split.test) for split in sim.federation.clients.values())
     exact = 2 * (6 * 5 + 5 * 3) * number
-    monkeypatch.setattr("coterie.experiment.examples.CALL", 0.0)
+    monkeypatch.setattr("coterie.experiment.scored_examples.CALL_FLOPS", 0.0)
 
-    def little(limit):
-        monkeypatch.setattr("coterie.experiment.examples.LITTLE", limit)
-        return examples.little(f"below {limit}", lambda x: sim.task.logits(sim.task.init(), x))
+    def inline(limit):
+        monkeypatch.setattr("coterie.experiment.scored_examples.INLINE_FLOPS", limit)
+        return examples.is_inline(f"below {limit}", lambda x: sim.task.logits(sim.task.init(), x))
 
-    assert little(exact)
-    assert not little(exact - 1)
-    assert examples.fit()
-    monkeypatch.setattr("coterie.experiment.examples.EVALUATION_BYTES", 6 * 4 * number - 1)
-    assert not examples.fit()
+    assert inline(exact)
+    assert not inline(exact - 1)
+    assert examples.fits()
+    monkeypatch.setattr("coterie.experiment.scored_examples.EVALUATION_BYTES", 6 * 4 * number - 1)
+    assert not examples.fits()

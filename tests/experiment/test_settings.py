@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import coterie
+from coterie.core.errors import ConfigError
 from coterie.data.partition import PARTITIONS
-from coterie.errors import ConfigError
-from coterie.experiment.compare import prepare_trials
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.settings import find_setting, over, settings
 from coterie.experiment.setup import prepare
+from coterie.experiment.several.compare import prepare_trials
 from coterie.models import MODELS
+from tests.places import SHARED
 
-SHARED = Path(__file__).parent.parent.parent.parent / "shared" / "data"
 DATA = Path(os.environ.get("COTERIE_DATA", SHARED))
 TINY = {"rounds": 1, "engine": "loop", "compile": False, "workers": 1, "reference": False}
 
@@ -60,7 +60,7 @@ def built(name):
     needed = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "femnist": "femnist"}
     data = find_setting(name).values["data"]
     if data in needed and not (DATA / needed[data]).exists():
-        pytest.skip(f"{data} is not here: set COTERIE_DATA")
+        pytest.skip(f"{data} was not found: set COTERIE_DATA")
     more = {"data_dir": str(DATA)} if data in needed else {}
     return prepare(setting=name, model="linear", **more).federation
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 import coterie
-from coterie.data.silos import apply_preprocessing, read_like
-from coterie.errors import CheckpointError, ConfigError
-from coterie.experiment.config import read_toml
+from coterie.core.errors import CheckpointError, ConfigError
+from coterie.core.toml import read_toml
+from coterie.data.tables.silos import apply_preprocessing, read_like
 from coterie.experiment.setup import prepare
 from coterie.experiment.silos import find_files
-from tests.data.test_silos import sites
+from tests.data.tables.test_silos import sites
 
 HOW = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_epochs": 1}
 

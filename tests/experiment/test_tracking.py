@@ -4,7 +4,7 @@ import json
 import pytest
 
 import coterie
-from coterie.errors import ConfigError, CoterieWarning
+from coterie.core.errors import ConfigError, CoterieWarning
 from coterie.experiment import tracking
 from coterie.experiment.tracking import Tracking, _allowed, scalars
 from tests.experiment.test_run import QUICK, clients, model
@@ -46,7 +46,7 @@ def test_a_tracker_that_fails_is_left_and_the_run_goes_on(tmp_path):
 
     all_of_them = Tracking(None, tmp_path, {}, ["a", "b"], 0)
     all_of_them._trackers.append(Broken())
-    with pytest.warns(CoterieWarning, match="Broken failed and is left out from here on: no route to host"):
+    with pytest.warns(CoterieWarning, match="Broken failed and is not used any more in this run: no route to host"):
         all_of_them.round(RECORD)
     all_of_them.round(RECORD)
 

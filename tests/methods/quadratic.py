@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from coterie.core.task import Task
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.engine import Engine
 from coterie.experiment.simulation import Simulation
-from coterie.task import Task
 
 DIM = 4
 SIZES = (15, 20, 30)

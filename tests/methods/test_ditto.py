@@ -1,7 +1,7 @@
 import torch
 
+from coterie.core.optimizers import SGD
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import Ditto, FedAvg, Local
 
 from .quadratic import DIM, LOOP, SIZES, STACKED, federation, hessians, linear_terms, simulation, task

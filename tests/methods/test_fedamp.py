@@ -6,14 +6,15 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from coterie import CoterieWarning, tree
+from coterie import CoterieWarning
+from coterie.core import tree
+from coterie.core.method import Population
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
 from coterie.data import Federation, from_clients
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
-from coterie.method import Population
 from coterie.methods import FedAMP, HeurFedAMP
-from coterie.task import Task
 
 from .quadratic import DIM, LOOP, STACKED, hessians, linear_terms, simulation
 

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from coterie.local import SGD
+from coterie.core.optimizers import SGD
 from coterie.methods import FedAvg, FedAvgFT, FedBN, Local
 
 from .quadratic import DIM, LOOP, SHARE, STACKED, hessians, linear_terms, simulation

@@ -6,16 +6,16 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from coterie.collaborators import Losses, Mixture, Steps, epsilon_greedy, mixture, track
+from coterie.core.method import Population
+from coterie.core.optimizers import SGD, Adam
+from coterie.core.rng import keys_of
+from coterie.core.task import Task
 from coterie.data.federation import from_clients
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD, Adam
-from coterie.method import Population
 from coterie.methods import FedeRiCo, Local
 from coterie.methods.federico import Up
-from coterie.rng import keys_of
-from coterie.task import Task
+from coterie.parts.mixtures import Contributions, Losses, Mixture, epsilon_greedy, pruned_mixture, track_losses
 
 from .quadratic import LOOP, SIZES, STACKED, loss, simulation
 
@@ -115,11 +115,13 @@ def test_weights_sum_to_one_and_the_unvisited_have_none():
 def test_losses_are_tracked_as_algorithm_1_says():
     old = Losses(torch.tensor([2.0, 4.0, 0.0, 0.0]), torch.tensor([1.0, 3.0, 0.0, 0.0]), torch.tensor([1, 1, 0, 0]) > 0)
     whose = torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0]]) > 0  # itself, and a newcomer
-    new = track(old, whose, torch.tensor([5.0, 6.0]), beta=0.6)
+    new = track_losses(old, whose, torch.tensor([5.0, 6.0]), beta=0.6)
     # Itself; not visited now, its last loss counts again; the newcomer starts level with itself; never visited.
     expected = [0.4 * 2 + 0.6 * 5, 0.4 * 4 + 0.6 * 3, 0.4 * 2 + 0.6 * 6, 0.0]
     torch.testing.assert_close(new.tracked, torch.tensor(expected))
-    torch.testing.assert_close(track(old, whose, torch.tensor([5.0, 6.0]), None).tracked, torch.tensor([7.0, 7, 8, 0]))
+    torch.testing.assert_close(
+        track_losses(old, whose, torch.tensor([5.0, 6.0]), None).tracked, torch.tensor([7.0, 7, 8, 0])
+    )
     assert new.visited.tolist() == [True, True, True, False]
 
 
@@ -149,7 +151,7 @@ def test_epsilon_greedy():
 def test_a_model_that_nobody_uses_is_not_moved_by_adam():
     params, ids = {"w": torch.zeros(2)}, torch.arange(2)
     tiny = torch.tensor([[1.0, 1e-6], [1.0 - 1e-6, 0.0]])  # what each of two clients gives to the models of 0 and 1
-    steps = Steps(torch.tensor([[0, 1], [0, 1]]), tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
+    steps = Contributions(torch.tensor([[0, 1], [0, 1]]), tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
     moved = {}
     for method in (
         FedeRiCo(Adam(0.01), local_work="gradient"),
@@ -168,7 +170,7 @@ def test_predictions_are_mixed_and_the_useless_are_pruned():
     task = Task(nn.Linear(3, 2), num_classes=2)
     draw = torch.Generator().manual_seed(0)
     phi = {"weight": torch.randn(3, 2, 3, generator=draw), "bias": torch.randn(3, 2, generator=draw)}
-    view = mixture(phi, -torch.tensor([0.6, 0.395, 0.005]).log(), torch.ones(3) > 0, prune_below=0.01)
+    view = pruned_mixture(phi, -torch.tensor([0.6, 0.395, 0.005]).log(), torch.ones(3) > 0, prune_below=0.01)
     share = torch.tensor([0.6, 0.395, 0.0]) / 0.995
     torch.testing.assert_close(view.weight, share)
     assert torch.equal(view.models["weight"][2], phi["weight"][0]), "what is pruned is not deployed"
@@ -176,7 +178,7 @@ def test_predictions_are_mixed_and_the_useless_are_pruned():
     outputs = [torch.softmax(x @ w.T + b, 1) for w, b in zip(phi["weight"], phi["bias"], strict=True)]
     expected = share[0] * outputs[0] + share[1] * outputs[1]
     torch.testing.assert_close(FedeRiCo().predict(task, view, x), expected.log())
-    assert mixture(phi, torch.zeros(3), torch.ones(3) > 0, prune_below=0.9).weight.tolist() == pytest.approx(
+    assert pruned_mixture(phi, torch.zeros(3), torch.ones(3) > 0, prune_below=0.9).weight.tolist() == pytest.approx(
         [1 / 3] * 3
     )
     regression = Task(nn.Linear(3, 2), "regression")

@@ -6,13 +6,14 @@ import torch
 from scipy.optimize import minimize
 from torch.distributions import Laplace, Normal, StudentT
 
-from coterie import priors, tree
+from coterie.core import tree
+from coterie.core.method import Population
+from coterie.core.optimizers import SGD
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
-from coterie.method import Population
 from coterie.methods import FedMAP
 from coterie.methods.fedmap import Up
-from coterie.priors import FLOOR, Gamma, make
+from coterie.parts import priors
+from coterie.parts.priors import MIN_VARIANCE_SHARE, Gamma, make_prior
 
 from .quadratic import DIM, LOOP, SHARE, SIZES, STACKED, federation, hessians, linear_terms, loss, simulation, task
 
@@ -218,9 +219,9 @@ def total(prior: str, gamma: Gamma, theta: dict[str, torch.Tensor], weight: torc
 @pytest.mark.parametrize("prior", PRIORS)
 def test_natural_steps_find_the_best_prior(prior):
     """One step is the mean with weights w_k q_k, each step descends, and 100 end where eq. 3 stands still."""
-    rho = make(prior, **OPTIONS)
+    rho = make_prior(prior, **OPTIONS)
     gamma, theta, weight = random_models()
-    gamma = gamma._replace(s=rho.spread(gamma.mu))
+    gamma = gamma._replace(s=rho.initial_spread(gamma.mu))
     s = gamma.s.get("w", torch.zeros(DIM))
     wq = torch.stack([w * pull(prior, t, gamma.mu["w"], s) for w, t in zip(weight, theta["w"], strict=True)])
     once = rho.descend(gamma, theta, weight, "natural", 1)
@@ -246,9 +247,9 @@ def test_natural_steps_find_the_best_prior(prior):
 def test_pieces_of_the_parameters_take_the_steps_of_the_whole(prior, rate, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     theta = {"a": torch.randn(4, 3, 5, generator=draw), "b": torch.randn(4, generator=draw)}
-    rho, weight = make(prior, 2.0, 1.0, 1e-3, 0.1, 4.0), torch.softmax(torch.randn(4, generator=draw), 0)
+    rho, weight = make_prior(prior, 2.0, 1.0, 1e-3, 0.1, 4.0), torch.softmax(torch.randn(4, generator=draw), 0)
     mu = {name: torch.randn(leaf.shape[1:], generator=draw) for name, leaf in theta.items()}
-    gamma = Gamma(mu, rho.spread(mu))
+    gamma = Gamma(mu, rho.initial_spread(mu))
     whole = rho.descend(gamma, theta, weight, rate, 3)
     monkeypatch.setattr(priors, "PIECE_BYTES", 4 * 4 * 2)  # two parameters at a time
     pieces = rho.descend(gamma, theta, weight, rate, 3)
@@ -260,11 +261,11 @@ def test_pieces_of_the_parameters_take_the_steps_of_the_whole(prior, rate, monke
 def test_steps_compose_and_a_gaussian_step_of_size_sigma2_is_the_mean():
     gamma, theta, weight = random_models()
     for prior in PRIORS:
-        rho = make(prior, **OPTIONS)
-        start = gamma._replace(s=rho.spread(gamma.mu))
+        rho = make_prior(prior, **OPTIONS)
+        start = gamma._replace(s=rho.initial_spread(gamma.mu))
         twice = rho.descend(rho.descend(start, theta, weight, 0.1, 1), theta, weight, 0.1, 1)
         assert tree.sqdist(twice, rho.descend(start, theta, weight, 0.1, 2)) == 0
-    rho = make("gaussian", **OPTIONS)
+    rho = make_prior("gaussian", **OPTIONS)
     by_gradient = rho.descend(gamma, theta, weight, SIGMA2, 1)
     assert tree.sqdist(by_gradient, rho.descend(gamma, theta, weight, "natural", 1)) < 1e-12
 
@@ -273,12 +274,12 @@ def test_steps_compose_and_a_gaussian_step_of_size_sigma2_is_the_mean():
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0])
 def test_variances_stay_positive(rate, spread):
     """s > -c however large the step; without a guard s would go to minus infinity, where variances are negative."""
-    rho = make("gaussian-learned", **OPTIONS | {"sigma2": 50.0})
+    rho = make_prior("gaussian-learned", **OPTIONS | {"sigma2": 50.0})
     gamma, theta, weight = random_models()
-    gamma = Gamma(gamma.mu, rho.spread(gamma.mu))
+    gamma = Gamma(gamma.mu, rho.initial_spread(gamma.mu))
     for _ in range(5):
         gamma = rho.descend(gamma, {"w": gamma.mu["w"] + spread * theta["w"]}, weight, rate, 1)
-        assert (gamma.s["w"] + C >= 0.999 * FLOOR * C).all()
+        assert (gamma.s["w"] + C >= 0.999 * MIN_VARIANCE_SHARE * C).all()
 
 
 def test_what_the_prior_densities_are():
@@ -293,8 +294,8 @@ def test_what_the_prior_densities_are():
         "student-t": (StudentT(9.0, 0, SIGMA2**0.5), SIGMA2 * 9 / 7),
     }
     for prior, (known, variance) in expected.items():
-        rho = make(prior, **options)
-        gamma = Gamma(zero, rho.spread(zero))
+        rho = make_prior(prior, **options)
+        gamma = Gamma(zero, rho.initial_spread(zero))
         r = torch.func.vmap(lambda value, rho=rho, gamma=gamma: rho.R({"w": value}, gamma))(x)
         density = torch.softmax(-r, 0)
         assert float(density @ x.flatten() ** 2) == pytest.approx(variance, rel=1e-3)

@@ -2,22 +2,23 @@ import dataclasses
 
 import torch
 
-from coterie import laws, tree
+from coterie import testing
+from coterie.core import tree
+from coterie.core.optimizers import SGD
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import FedPer, Local
 
 from .quadratic import LOOP, STACKED, simulation
 
 
 def federation(*clients: int):
-    whole = laws._federation()
+    whole = testing.federation()
     names = [whole.names[i] for i in clients]
     return dataclasses.replace(whole, clients={name: whole.clients[name] for name in names})
 
 
 def run(method, *clients: int, rounds: int = 2) -> Simulation:
-    sim = Simulation.start(method, laws._task(), federation(*clients), laws.PLAN, len(clients), seed=0)
+    sim = Simulation.start(method, testing.task(), federation(*clients), testing.PLAN, len(clients), seed=0)
     for number in range(1, rounds + 1):
         sim.train(number, LOOP)
     return sim
@@ -43,7 +44,7 @@ def test_base_is_the_mean_by_examples_and_heads_stay():
     sim = run(FedPer(SGD(0.1)), 0, 1, 2, 3, rounds=1)
     head = sim.task.head_names
     assert sim.state.server.keys() == sim.task.init().keys() - head
-    count = torch.tensor(laws.SIZES, dtype=torch.float32)
+    count = torch.tensor(testing.SIZES, dtype=torch.float32)
     trained, views = sim.state.clients, sim.views(1, LOOP)
     for name, value in views.items():
         if name in head:

@@ -2,12 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import laws, tree
-from coterie.local import SGD
-from coterie.method import Population
+from coterie import testing
+from coterie.core import tree
+from coterie.core.method import Population
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
 from coterie.methods import FedProto, Local
 from coterie.methods.fedproto import Prototypes, Up, View
-from coterie.task import Task
 
 from .quadratic import LOOP
 
@@ -46,32 +47,32 @@ def test_predicts_the_nearest_known_prototype():
 
 
 def test_without_pull_and_with_the_own_head_it_is_local_training():
-    ours = laws._simulate(FedProto(SGD(0.1), lam=0.0, prediction="head"), LOOP, rounds=2)
-    alone = laws._simulate(Local(SGD(0.1)), LOOP, rounds=2)
+    ours = testing.simulate(FedProto(SGD(0.1), lam=0.0, prediction="head"), LOOP, rounds=2)
+    alone = testing.simulate(Local(SGD(0.1)), LOOP, rounds=2)
     assert all(torch.equal(value, alone.state.clients[name]) for name, value in ours.state.clients.items())
 
 
 def test_first_round_has_no_prototypes_to_pull_to():
-    ours = laws._simulate(FedProto(SGD(0.1), lam=100.0), LOOP, rounds=1)
-    alone = laws._simulate(Local(SGD(0.1)), LOOP, rounds=1)
+    ours = testing.simulate(FedProto(SGD(0.1), lam=100.0), LOOP, rounds=1)
+    alone = testing.simulate(Local(SGD(0.1)), LOOP, rounds=1)
     assert all(torch.equal(value, alone.state.clients[name]) for name, value in ours.state.clients.items())
 
 
 def test_only_prototypes_are_exchanged():
-    sim = laws._simulate(FedProto(), LOOP, rounds=1)
+    sim = testing.simulate(FedProto(), LOOP, rounds=1)
     outcome = sim.train(2, LOOP)
     present = sum(
-        len(laws._federation().y[torch.from_numpy(s.train)].unique()) for s in sim.federation.clients.values()
+        len(testing.federation().y[torch.from_numpy(s.train)].unique()) for s in sim.federation.clients.values()
     )
-    assert outcome.bytes_up == 4 * (len(laws.SIZES) * 3 + 8 * present)  # counts, and 8 features a class a client has
-    assert outcome.bytes_down == 4 * len(laws.SIZES) * (3 * 8 + 3)
+    assert outcome.bytes_up == 4 * (len(testing.SIZES) * 3 + 8 * present)  # counts, and 8 features a class a client has
+    assert outcome.bytes_down == 4 * len(testing.SIZES) * (3 * 8 + 3)
 
 
 def test_prototypes_are_of_the_trained_model_in_evaluation_mode():
-    sim = laws._simulate(FedProto(SGD(0.1)), LOOP, rounds=1)
+    sim = testing.simulate(FedProto(SGD(0.1)), LOOP, rounds=1)
     data, total = sim.federation, torch.zeros(3, 8)
     holders = torch.zeros(3)
-    for i in range(len(laws.SIZES)):
+    for i in range(len(testing.SIZES)):
         own = torch.from_numpy(data.split(i).train)
         z = sim.task.features(tree.rows(sim.state.clients, i), data.x[own])
         for k in data.y[own].unique().tolist():

@@ -1,11 +1,12 @@
 import torch
 from torch import nn
 
-from coterie import laws
+from coterie import testing
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
+from coterie.core.training import train
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD, train
 from coterie.methods import FedRep
-from coterie.task import Task
 
 from . import quadratic
 from .quadratic import LOOP, STACKED
@@ -13,16 +14,16 @@ from .quadratic import LOOP, STACKED
 
 def update(method: FedRep):
     """(before, after, its message) of one client's round, on a network with BatchNorm."""
-    task = laws._task()
+    task = testing.task()
     params = task.init()
     body = {name: value for name, value in params.items() if name not in task.head_names}
-    theta, up, _ = method.local_update(task, params, body, laws._batches(1))
+    theta, up, _ = method.local_update(task, params, body, testing.batches(1))
     return task, params, theta, up
 
 
 def test_head_first_with_the_body_fixed_then_the_body_with_the_head_fixed():
     task, params, theta, up = update(FedRep(SGD(0.1)))
-    batches, head = laws._batches(1), task.head_names
+    batches, head = testing.batches(1), task.head_names
     first, _ = train(task, SGD(0.1), params, batches, only=head)
     for name in params:
         assert torch.equal(first[name], params[name]) == (name not in head)  # buffers of the body are fixed too
@@ -35,7 +36,7 @@ def test_head_first_with_the_body_fixed_then_the_body_with_the_head_fixed():
 
 def test_head_epochs_and_body_epochs_are_passes_over_the_minibatches():
     task, params, theta, _ = update(FedRep(SGD(0.1), head_epochs=2, body_epochs=3))
-    expected, batches = params, laws._batches(1)
+    expected, batches = params, testing.batches(1)
     for _ in range(2):  # plain SGD keeps nothing between steps, so passes can be taken one by one
         expected, _ = train(task, SGD(0.1), expected, batches, only=task.head_names)
     for _ in range(3):
@@ -66,6 +67,6 @@ def test_head_is_the_least_squares_solution_on_the_received_features():
 
 
 def test_every_client_deploys_the_same_body():
-    sim = laws._simulate(FedRep(SGD(0.1)), LOOP, rounds=2)
+    sim = testing.simulate(FedRep(SGD(0.1)), LOOP, rounds=2)
     for name, rows in sim.views(2, LOOP).items():
         assert all(torch.equal(rows[0], row) for row in rows) == (name not in sim.task.head_names), name

@@ -3,9 +3,9 @@ import dataclasses
 import pytest
 import torch
 
+from coterie.core.optimizers import SGD
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import PerFedAvg
 
 from .quadratic import DIM, LOOP, SHARE, STACKED, federation, hessians, linear_terms, simulation, task

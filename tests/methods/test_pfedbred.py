@@ -3,12 +3,13 @@ import dataclasses
 import pytest
 import torch
 
-from coterie import laws, tree
-from coterie.bregman import LogCosh, Quadratic
+from coterie import testing
+from coterie.core import tree
+from coterie.core.optimizers import SGD
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import PFedBreD, PFedMe
+from coterie.parts.bregman import LogCosh, Quadratic
 
 from .quadratic import DIM, LOOP, SHARE, SIZES, STACKED, federation, hessians, linear_terms, loss, simulation, task
 
@@ -27,7 +28,9 @@ def test_only_the_squared_norm_without_a_strategy_is_pfedme(generator):
         ("paper", PFedMe(SGD(0.05), **same, start="theta", weighting="uniform")),
     ):
         method = PFedBreD(SGD(0.05), **same, strategy="none", variant=variant, generator=generator)
-        sims = [Simulation.start(m, laws._task(), laws._federation(), Plan(6, 1), 3, seed=0) for m in (method, other)]
+        sims = [
+            Simulation.start(m, testing.task(), testing.federation(), Plan(6, 1), 3, seed=0) for m in (method, other)
+        ]
         for number in (1, 2, 3):
             for sim in sims:
                 sim.train(number, LOOP)

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from coterie.core.method import TrainedAndBuffers
+from coterie.core.optimizers import SGD
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
-from coterie.method import Parts
 from coterie.methods import PFedMe
 
 from .quadratic import DIM, LOOP, SHARE, SIZES, STACKED, federation, hessians, linear_terms, loss, simulation, task
@@ -101,6 +101,8 @@ def test_personal_and_global_models():
 
 
 def test_the_server_extrapolates_parameters_and_never_buffers():
-    ups = Parts({"w": torch.tensor([[3.0], [5.0]])}, {"var": torch.tensor([[0.1], [0.3]])}, torch.tensor([1.0, 1.0]))
+    ups = TrainedAndBuffers(
+        {"w": torch.tensor([[3.0], [5.0]])}, {"var": torch.tensor([[0.1], [0.3]])}, torch.tensor([1.0, 1.0])
+    )
     new = PFedMe(beta=2.0).aggregate({"w": torch.tensor([1.0]), "var": torch.tensor([1.0])}, torch.arange(2), ups)
     torch.testing.assert_close(new, {"w": torch.tensor([7.0]), "var": torch.tensor([0.2])})

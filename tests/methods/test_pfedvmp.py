@@ -3,12 +3,13 @@ import dataclasses
 import pytest
 import torch
 
-from coterie import laws, tree
-from coterie.features import Factor
-from coterie.local import SGD
-from coterie.method import Population
+from coterie import testing
+from coterie.core import tree
+from coterie.core.method import Population
+from coterie.core.optimizers import SGD
 from coterie.methods import FedPer, PFedVMP
 from coterie.methods.pfedvmp import Server
+from coterie.parts.class_moments import Factor
 
 from .quadratic import LOOP, STACKED
 
@@ -16,7 +17,7 @@ PRECISIONS = ["full", "diagonal", "pooled", "none"]
 
 
 def simulate(method, rounds: int, engine=LOOP):
-    return laws._simulate(method, engine, rounds=rounds)
+    return testing.simulate(method, engine, rounds=rounds)
 
 
 def features_of(sim, i: int):
@@ -45,7 +46,7 @@ def test_centroids_are_the_dense_product_of_gaussians_eqs_11_and_13(precision):
     sim = simulate(PFedVMP(SGD(0.05), precision=precision, alpha=0.5), rounds=1, engine=STACKED)
     for k in range(3):
         total, pull = torch.zeros(8, 8).double(), torch.zeros(8).double()
-        for i in range(len(laws.SIZES)):
+        for i in range(len(testing.SIZES)):
             z, y = features_of(sim, i)
             if bool((y == k).any()):
                 lam = precision_of(z, y, k, precision, alpha=0.5)
@@ -58,7 +59,7 @@ def test_centroids_are_the_dense_product_of_gaussians_eqs_11_and_13(precision):
 def test_body_is_the_mean_by_examples_eq_12():
     """With Lambda_b = (S_n / S) I the product of Gaussians is FedAvg's mean, and round 1, without centroids, FedPer."""
     sim = simulate(PFedVMP(SGD(0.1), xi1=50.0), rounds=1)
-    average = tree.mean(sim.state.clients, torch.tensor(laws.SIZES, dtype=torch.float32))
+    average = tree.mean(sim.state.clients, torch.tensor(testing.SIZES, dtype=torch.float32))
     fedper = simulate(FedPer(SGD(0.1)), rounds=1)
     assert sim.state.server.body.keys() == average.keys() - sim.task.head_names
     for name, value in sim.state.server.body.items():
@@ -74,8 +75,8 @@ def test_without_pull_it_is_fedper():
 
 
 def test_one_step_descends_the_loss_plus_xi1_times_the_mean_squared_distance():
-    xi1, lr, task = 50.0, 0.01, laws._task(norm=False)
-    params, batches = task.init(), laws._batches(1).first(1)
+    xi1, lr, task = 50.0, 0.01, testing.task(norm=False)
+    params, batches = task.init(), testing.batches(1).first_steps(1)
     body = {name: value for name, value in params.items() if name not in task.head_names}
     down = Server(body, torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1.0, 0.0, 1.0]))
     theta, _, _ = PFedVMP(SGD(lr), xi1=xi1).local_update(task, params, down, batches)
@@ -93,7 +94,7 @@ def test_one_step_descends_the_loss_plus_xi1_times_the_mean_squared_distance():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_class_that_nobody_has_keeps_its_centroid(precision):
-    method, task = PFedVMP(precision=precision), laws._task()
+    method, task = PFedVMP(precision=precision), testing.task()
     params = task.init()
     server = method.init_server(params, Population(4, 4, task))
     server = server._replace(centroid=server.centroid + 7)
@@ -108,7 +109,7 @@ def test_a_class_that_nobody_has_keeps_its_centroid(precision):
 
 def _no_zero():
     """The minibatches of the client that lacks class 0."""
-    batches = laws._batches(2)
+    batches = testing.batches(2)
     assert 0 not in batches.y[batches.index].tolist()
     return batches
 
@@ -118,7 +119,7 @@ def test_bytes_are_those_of_the_rows_in_use():
     rows = full.train(2, LOOP).bytes_up - plain.train(2, LOOP).bytes_up
     each = 8 * 4 + 8  # 8 features and a class
     assert rows % each == 0
-    assert 0 < rows // each < sum(laws.SIZES)  # there is room for 24 from each client
+    assert 0 < rows // each < sum(testing.SIZES)  # there is room for 24 from each client
 
 
 def test_heads_are_never_sent_and_stay_with_the_client():
@@ -129,19 +130,19 @@ def test_heads_are_never_sent_and_stay_with_the_client():
 
 
 def test_a_larger_room_than_needed_changes_nothing():
-    method = PFedVMP(SGD(0.05), room=max(laws.SIZES))
+    method = PFedVMP(SGD(0.05), room=max(testing.SIZES))
     ours, other = simulate(method, rounds=2), simulate(dataclasses.replace(method, room=100), rounds=2)
     assert torch.equal(ours.state.server.centroid, other.state.server.centroid)
 
 
 def test_the_record_says_how_many_examples_had_no_room():
     outcome = simulate(PFedVMP(SGD(0.05), room=15), rounds=1).train(2, LOOP)
-    assert outcome.info["left_out"].tolist() == [max(size - 15, 0) for size in laws.SIZES]
+    assert outcome.info["left_out"].tolist() == [max(size - 15, 0) for size in testing.SIZES]
 
 
 def test_up_has_one_shape_for_all_sizes():
-    method, task = PFedVMP(room=16), laws._task()
+    method, task = PFedVMP(room=16), testing.task()
     params = task.init()
     down = method.init_server(params, Population(4, 4, task))
-    ups = [method.local_update(task, params, down, laws._batches(i))[1] for i in range(4)]
+    ups = [method.local_update(task, params, down, testing.batches(i))[1] for i in range(4)]
     assert all(isinstance(up.spread, Factor) and up.spread.rows.shape == (16, 8) for up in ups)

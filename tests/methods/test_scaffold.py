@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
+from coterie.core.optimizers import SGD, Adam
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD, Adam
 from coterie.methods import FedAvg, Scaffold
 
 from .quadratic import LOOP, STACKED, federation, hessians, linear_terms, simulation, task

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.errors import ConfigError
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
 from coterie.data import from_clients
 from coterie.data.minibatches import Plan
 from coterie.engine import Engine
-from coterie.errors import ConfigError
 from coterie.experiment.simulation import Simulation
-from coterie.local import SGD
 from coterie.methods import FedAvg
 from coterie.models import MODELS, find_model, options_of
-from coterie.task import Task
 
 
 def count(name, shape, outputs):

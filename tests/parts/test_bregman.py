@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from coterie.bregman import LogCosh, Quadratic, make
+from coterie.parts.bregman import LogCosh, Quadratic, make_generator
 
 GENERATORS = [Quadratic(), Quadratic((("head", 0.3),)), LogCosh(1.0), LogCosh(0.4)]
 NAMES = ("body", "head")
@@ -27,7 +27,7 @@ class TestGenerator:
 
     def test_pull_is_the_gradient_of_the_divergence(self, phi):
         a, b = model(0), model(1)
-        close(phi.pull(2.5, a, b), grad(lambda v: 2.5 * phi.divergence(v, b))(a))
+        close(phi.divergence_gradient(2.5, a, b), grad(lambda v: 2.5 * phi.divergence(v, b))(a))
 
     def test_divergence_is_the_definition_eq_1(self, phi):
         a, b = model(0), model(1)
@@ -96,6 +96,6 @@ def test_log_cosh_is_finite_far_out_and_quadratic_near_zero():
 
 def test_make_names_them():
     head = frozenset({"b", "a"})
-    assert make("squared-norm", head, 0.1, 2.0) == Quadratic()
-    assert make("diagonal", head, 0.1, 2.0) == Quadratic((("a", 0.1), ("b", 0.1)))
-    assert make("log-cosh", head, 0.1, 2.0) == LogCosh(2.0)
+    assert make_generator("squared-norm", head, 0.1, 2.0) == Quadratic()
+    assert make_generator("diagonal", head, 0.1, 2.0) == Quadratic((("a", 0.1), ("b", 0.1)))
+    assert make_generator("log-cosh", head, 0.1, 2.0) == LogCosh(2.0)

@@ -3,10 +3,11 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from coterie import features, tree
-from coterie.batches import Batch, Batches
-from coterie.features import NOBODY, Factor
-from coterie.task import Task
+from coterie.core import tree
+from coterie.core.batches import Batch, Batches
+from coterie.core.task import Task
+from coterie.parts import class_moments
+from coterie.parts.class_moments import NOBODY, Factor
 
 CLASSES, DIM, ROOM, RTOL = 4, 6, 40, 1e-6
 # Examples of each class that each client has: absent, single, fewer and more than there are features.
@@ -49,8 +50,8 @@ def moments(pooled: bool = False) -> tuple[torch.Tensor, torch.Tensor, Factor]:
     model, params = task(), task().init()
     each = [
         (
-            *features.class_means(model, params, batches(n)),
-            features.precision_factor(model, params, batches(n), ROOM, RTOL, pooled),
+            *class_moments.class_means(model, params, batches(n)),
+            class_moments.precision_factor(model, params, batches(n), ROOM, RTOL, pooled),
         )
         for n in range(len(HAS))
     ]
@@ -82,7 +83,7 @@ def test_rows_are_a_factor_of_the_pseudo_inverse():
 def test_low_rank_product_equals_the_dense_product():
     alpha = 0.7
     count, mean, factor = moments()
-    found = features.product_of_gaussians(count, mean, factor, alpha)
+    found = class_moments.product_of_gaussians(count, mean, factor, alpha)
     for k in range(3):
         holders = [n for n in range(len(HAS)) if HAS[n, k]]
         precision = [dense(n, k) + alpha * torch.eye(DIM).double() for n in holders]
@@ -97,7 +98,7 @@ def test_the_smaller_matrix_gives_what_the_larger_one_would(alpha):
     owner = torch.tensor([[0, 0, 0, 0, 1, NOBODY, NOBODY], [1, 1, 0, 0, 0, 0, 0], [1, *[NOBODY] * 6]])
     rows = torch.randn(3, 7, DIM, generator=draw) * (owner != NOBODY)[..., None]
     count, mean = torch.tensor([[5, 2, 0, 0], [6, 3, 1, 0], [0, 2, 4, 0.0]]), torch.randn(3, 4, DIM, generator=draw)
-    found = features.product_of_gaussians(count, mean, Factor(rows, owner), alpha)
+    found = class_moments.product_of_gaussians(count, mean, Factor(rows, owner), alpha)
     assert bool(found.isfinite().all())
     for k in range(3):
         total, pull = torch.zeros(DIM, DIM).double(), torch.zeros(DIM).double()
@@ -110,12 +111,12 @@ def test_the_smaller_matrix_gives_what_the_larger_one_would(alpha):
 
 def test_who_has_no_example_adds_nothing_and_who_has_one_adds_alpha():
     count, mean, factor = moments()
-    base = features.product_of_gaussians(count, mean, factor, 2.0)
+    base = class_moments.product_of_gaussians(count, mean, factor, 2.0)
     # Client 2 has none of class 0: whatever stands at its mean, and whether it is there at all.
     elsewhere = mean.index_put((torch.tensor(2), torch.tensor(0)), torch.full((DIM,), 99.0))
-    assert torch.equal(features.product_of_gaussians(count, elsewhere, factor, 2.0)[0], base[0])
+    assert torch.equal(class_moments.product_of_gaussians(count, elsewhere, factor, 2.0)[0], base[0])
     two = tree.rows((count, mean, factor), torch.tensor([0, 1]))
-    torch.testing.assert_close(features.product_of_gaussians(*two, 2.0)[0], base[0])
+    torch.testing.assert_close(class_moments.product_of_gaussians(*two, 2.0)[0], base[0])
     # Of class 2, client 1 has one example: Lambda = alpha I.
     lam, eye = dense(2, 2), 2.0 * torch.eye(DIM).double()
     expected = torch.linalg.solve(lam + 2 * eye, (lam + eye) @ mean[2, 2].double() + eye @ mean[1, 2].double())
@@ -131,9 +132,9 @@ def test_pooled_is_one_covariance_within_classes(monkeypatch):
         precision.append(torch.linalg.pinv(offset.T @ offset / len(y), rtol=RTOL, hermitian=True))
         rows = factor.rows[n].double()
         torch.testing.assert_close(rows.T @ rows, precision[n], rtol=1e-4, atol=1e-4)
-    found = features.product_of_gaussians(count, mean, factor, 1.0, pooled=True)
-    monkeypatch.setattr(features, "AT_ONCE", 1)  # one client after the other
-    torch.testing.assert_close(features.product_of_gaussians(count, mean, factor, 1.0, pooled=True), found)
+    found = class_moments.product_of_gaussians(count, mean, factor, 1.0, pooled=True)
+    monkeypatch.setattr(class_moments, "MATRIX_BYTES", 1)  # one client after the other
+    torch.testing.assert_close(class_moments.product_of_gaussians(count, mean, factor, 1.0, pooled=True), found)
     lam = [precision[n] + torch.eye(DIM).double() for n in (0, 1)]  # the holders of class 0
     expected = torch.linalg.solve(sum(lam), sum(p @ mean[n, 0].double() for n, p in enumerate(lam)))
     torch.testing.assert_close(found[0], expected.float(), rtol=1e-4, atol=1e-4)
@@ -143,12 +144,12 @@ def test_diagonal_product_equals_the_dense_product_of_diagonals():
     count, mean, _ = moments()
     model, params = task(), task().init()
     variance = torch.stack(
-        [features.class_variances(model, params, batches(n), count[n], mean[n]) for n in range(len(HAS))]
+        [class_moments.class_variances(model, params, batches(n), count[n], mean[n]) for n in range(len(HAS))]
     )
     x, y = data(1)
     torch.testing.assert_close(variance[1, 1], x[y == 1].var(0, correction=0))
-    assert not features.inverse_variances(variance, mean, RTOL)[1, 2].any()  # one example: pinv(0) = 0
-    found = features.product_of_diagonals(count, mean, features.inverse_variances(variance, mean, RTOL), 0.5)
+    assert not class_moments.inverse_variances(variance, mean, RTOL)[1, 2].any()  # one example: pinv(0) = 0
+    found = class_moments.product_of_diagonals(count, mean, class_moments.inverse_variances(variance, mean, RTOL), 0.5)
     weight = [1 / variance[n, 1] + 0.5 for n in (1, 2)] + [torch.full((DIM,), 0.5)]  # client 0 has one example
     expected = sum(w * mean[n, 1] for w, n in zip(weight, (1, 2, 0), strict=True)) / sum(weight)
     torch.testing.assert_close(found[1], expected)
@@ -159,16 +160,16 @@ def test_examples_that_do_not_differ_have_no_spread():
     same = batches(0)
     same = same._replace(x=torch.full_like(same.x, 0.1), y=torch.zeros_like(same.y))
     model, params = task(), task().init()
-    factor = features.precision_factor(model, params, same, ROOM, RTOL)
+    factor = class_moments.precision_factor(model, params, same, ROOM, RTOL)
     assert bool((factor.owner == NOBODY).all())
-    count, mean = features.class_means(model, params, same)
-    variance = features.class_variances(model, params, same, count, mean)
-    assert not features.inverse_variances(variance, mean, RTOL).any()
+    count, mean = class_moments.class_means(model, params, same)
+    variance = class_moments.class_variances(model, params, same, count, mean)
+    assert not class_moments.inverse_variances(variance, mean, RTOL).any()
 
 
 def test_rtol_cuts_small_eigenvalues():
     model, params = task(), task().init()
-    few = features.precision_factor(model, params, batches(2), ROOM, 0.9)
+    few = class_moments.precision_factor(model, params, batches(2), ROOM, 0.9)
     assert [int((few.owner == k).sum()) for k in range(CLASSES)] == [0, 1, 1, 0]  # only the largest of each
 
 
@@ -182,7 +183,7 @@ def test_stacked_clients_get_the_same_rows(pooled):
     model, params = task(), task().init()
 
     def one(own: Batches) -> Factor:
-        return features.precision_factor(model, params, own, ROOM, RTOL, pooled)
+        return class_moments.precision_factor(model, params, own, ROOM, RTOL, pooled)
 
     together = vmap(one, in_dims=(Batches(None, None, 0, 0, 0, 0),))(stacked)
     for n in range(3):
@@ -195,7 +196,7 @@ def test_a_client_with_more_examples_than_room_uses_the_last_ones():
     model, params = task(), task().init()
     x, y = data(2)
     room = 10
-    factor = features.precision_factor(model, params, batches(2), room, RTOL)
+    factor = class_moments.precision_factor(model, params, batches(2), room, RTOL)
     z = x[-room:][y[-room:] == 2].double()
     sigma = (z - z.mean(0)).T @ (z - z.mean(0)) / len(z)
     rows = factor.rows[factor.owner == 2].double()
@@ -208,22 +209,22 @@ def test_used_bytes_leave_out_what_is_empty():
     ranks = int((HAS - 1).clamp(0, DIM).sum())
     # Counts of every class, means of those present (float32), and rows with the class they belong to (int64).
     expected = 4 * HAS.numel() + 4 * DIM * present + (4 * DIM + 8) * ranks
-    assert features.used_bytes(count, mean, factor) == expected
-    assert features.used_bytes(count, mean, ()) == expected - (4 * DIM + 8) * ranks
+    assert class_moments.used_bytes(count, mean, factor) == expected
+    assert class_moments.used_bytes(count, mean, ()) == expected - (4 * DIM + 8) * ranks
 
 
 def test_distance_is_the_mean_over_examples_and_features():
     z = torch.tensor([[1.0, 3.0], [2.0, 2.0], [9.0, 9.0]])
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 0]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor(0))
     centroid, strength = torch.tensor([[0.0, 1.0], [5.0, 5.0]]), torch.tensor(50.0)
-    one = features.centroid_distance(z, batch, (centroid, torch.tensor([1.0, 0.0]), strength))
+    one = class_moments.centroid_distance(z, batch, (centroid, torch.tensor([1.0, 0.0]), strength))
     assert float(one) == 50 * ((1 + 4) / 2 + 0) / 2  # class 1 has no centroid, the third example is masked
-    both = features.centroid_distance(z, batch, (centroid, torch.ones(2), strength))
+    both = class_moments.centroid_distance(z, batch, (centroid, torch.ones(2), strength))
     assert float(both) == 50 * ((1 + 4) / 2 + (9 + 9) / 2) / 2
-    none = features.centroid_distance(z, batch, (centroid, torch.zeros(2), strength))
+    none = class_moments.centroid_distance(z, batch, (centroid, torch.zeros(2), strength))
     assert float(none) == 0
 
 
 def test_regression_has_no_classes():
     with pytest.raises(ValueError, match="classification"):
-        features.sizes(Task(nn.Linear(2, 1), "regression"))
+        class_moments.dimensions(Task(nn.Linear(2, 1), "regression"))

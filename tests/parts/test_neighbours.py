@@ -3,11 +3,13 @@ import dataclasses
 import pytest
 import torch
 
-from coterie import laws, neighbours, tree
-from coterie.method import Population
+from coterie import testing
+from coterie.core import tree
+from coterie.core.method import Population
 from coterie.methods import FedAMP, HeurFedAMP
-from coterie.neighbours import Few
-from coterie.paged import Paged, Store
+from coterie.parts import neighbours
+from coterie.parts.neighbours import NearestClients
+from coterie.storage.paged_rows import Paged, Store
 
 METHODS = (FedAMP(), HeurFedAMP())
 BOTH = pytest.mark.parametrize("method", METHODS, ids=("fedamp", "heurfedamp"))
@@ -104,15 +106,17 @@ def test_paged_models_give_the_same_bits(method):
 
 
 def test_of_very_many_clients_no_matrix_is_told():
-    assert neighbours.shown(Few(torch.full((201, 2), -1), torch.zeros(201, 2))) == {}
-    assert neighbours.shown(Few(torch.full((3, 2), -1), torch.zeros(3, 2)))["collaboration"].equal(torch.eye(3))
+    assert neighbours.collaboration_info(NearestClients(torch.full((201, 2), -1), torch.zeros(201, 2))) == {}
+    assert neighbours.collaboration_info(NearestClients(torch.full((3, 2), -1), torch.zeros(3, 2)))[
+        "collaboration"
+    ].equal(torch.eye(3))
 
 
 @BOTH
-@pytest.mark.parametrize("law", [law for law in laws.LAWS if law[:2] in ("1 ", "2 ", "3 ", "6 ", "7 ", "9 ")])
+@pytest.mark.parametrize("law", [1, 2, 3, 6, 7, 9])
 def test_laws_hold_with_few_neighbours(method, law):
-    plain = dataclasses.replace(with_few(method, 2), optimizer=laws._plain_optimizer(method)["optimizer"])
-    if law.startswith("1 "):  # in this context alone: those of other options are checked with all neighbours
-        laws.engines_agree(plain, tolerance=laws.ROUNDING)
+    plain = testing.plain(with_few(method, 2))
+    if law == 1:  # in this context alone: those of other options are checked with all neighbours
+        testing.stacking_changes_nothing(plain, tolerance=testing.ROUNDING)
     else:
-        laws.LAWS[law](plain)
+        testing.LAWS[law].test(plain)

@@ -28,15 +28,15 @@ def add_benefit(path):
     result = json.loads((path / "summary.json").read_text())
     rows = (path / "clients.csv").read_text().splitlines()
     names, metric = [row.split(",")[0] for row in rows[1:]], result["selected_by"].split()[-1]
-    verdicts = ["gains", "cannot tell", "loses"]
-    ends = {"gains": (0.01, 0.09), "cannot tell": (-0.02, 0.04), "loses": (-0.09, -0.01)}
+    verdicts = ["gains", "undecided", "loses"]
+    ends = {"gains": (0.01, 0.09), "undecided": (-0.02, 0.04), "loses": (-0.09, -0.01)}
     found = [
         {"client": name, "test": 7, "federated": 0.5, "local": 0.45, "gain": 0.05}
         | dict(zip(("low", "high"), ends[verdicts[i % 3]], strict=True))
         | {"verdict": verdicts[i % 3]}
         for i, name in enumerate(names)
     ]
-    over = {"mean_gain": 0.021, "low": -0.01, "high": 0.05, "gains": 2, "loses": 2, "cannot_tell": 2}
+    over = {"mean_gain": 0.021, "low": -0.01, "high": 0.05, "gains": 2, "loses": 2, "undecided": 2}
     over["wilcoxon"] = {"statistic": 3.0, "p": 0.0312, "effect": 0.5, "n": 6}
     side = {"mean": 0.5, "weighted_mean": 0.51, "std": 0.1, "cv": 0.2, "worst_decile": None}
     told = {"format": 1, "metric": metric, "level": 0.95, "resamples": 10, "clients": found, "overall": over}

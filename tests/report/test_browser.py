@@ -7,7 +7,7 @@ import pytest
 
 import coterie
 from coterie.report import write, write_figures
-from coterie.report.images import BROWSERS, PIXELS, WIDTH
+from coterie.report.images import BROWSERS, PNG_SCALE, WIDTH
 from tests.report.runs import QUICK, add_benefit, clients, run
 
 CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
@@ -211,5 +211,5 @@ def test_figures_are_written_as_images(reports, tmp_path):
     for path in made:
         start = path.read_bytes()[:300]
         if path.name == "gain.png":
-            assert int.from_bytes(start[16:20], "big") == WIDTH * PIXELS
+            assert int.from_bytes(start[16:20], "big") == WIDTH * PNG_SCALE
         assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in start, path

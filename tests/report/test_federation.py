@@ -24,7 +24,7 @@ def test_the_page_has_the_figures_and_the_distances():
     ]
     assert list(bars.y) == [10, 20, 12]
     assert sum(spread.y) == 3
-    assert {what for what, *_ in made.tiles} >= {"label distance of two clients", "label distance to all"}
+    assert {what for what, *_ in made.tiles} >= {"label distance between two clients", "label distance to all clients"}
 
 
 def test_the_page_needs_nothing_else_and_names_are_not_mark_up():
@@ -37,10 +37,10 @@ def test_the_page_needs_nothing_else_and_names_are_not_mark_up():
 
 def test_the_summary_in_words():
     lines = summary(federation())
-    assert lines[0] == "examples: 42, 10 to 20 a client (median 12)"
-    assert lines[1] == "classes: 3, 1 to 3 a client (median 2)"
+    assert lines[0] == "examples: 42, 10 to 20 per client (median 12)"
+    assert lines[1] == "classes: 3, 1 to 3 per client (median 2)"
     # TV of (1,0,0), (1/2,1/2,0), (1/3,1/3,1/3): 1/2, 2/3, 1/3.
-    assert lines[2] == "label distance between two clients: mean 0.500, least 0.333, most 0.667"
+    assert lines[2] == "label distance between two clients: mean 0.500, minimum 0.333, maximum 0.667"
 
 
 def test_a_regression_and_a_single_client_are_told():
@@ -48,7 +48,7 @@ def test_a_regression_and_a_single_client_are_told():
     assert "regression" in lines[-1]
     made = page("a", "", from_clients([(torch.zeros(9, 2), torch.zeros(9))]))
     assert [picture.name for picture in made.pictures] == ["sizes", "size-histogram"]
-    assert not any("between" in line for line in summary(federation((10,))))
+    assert not any("between two clients" in line for line in summary(federation((10,))))
     assert render(page("a", "", federation((10,))))
 
 

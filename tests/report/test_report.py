@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 import coterie
 from coterie.cli import app
-from coterie.errors import CheckpointError, CoterieError
-from coterie.experiment.picture import MOST, _shares, facts, own_model
+from coterie.core.errors import CheckpointError, CoterieError
+from coterie.experiment.report_data import MAX_EXAMPLES, _shares, facts, own_model
 from coterie.report import collaboration, embedding, images, write
 from coterie.report.block import Page, Section
 from coterie.report.distribution import bubbles, sizes
 from coterie.report.group import grouped
 from coterie.report.page import render
-from coterie.report.read import Run, read
+from coterie.report.read import RunData, read
 from coterie.report.verdict import verdict
 from coterie.report.write import make
 from tests.report.runs import QUICK, add_benefit, clients, run
@@ -61,7 +61,7 @@ def test_the_page_has_a_figure_for_all_that_the_run_tells(fedamp):
     ]
     assert page.verdict.count(". ") == 1
     assert page.verdict.endswith(".")
-    assert all(picture.says.endswith(".") for picture in page.pictures)
+    assert all(picture.caption.endswith(".") for picture in page.pictures)
 
 
 def test_names_are_not_mark_up(fedamp):
@@ -74,20 +74,31 @@ def test_gains_are_sorted_and_have_intervals(copied):
     add_benefit(copied)
     figure = next(p for p in make([copied]).pictures if p.name == "gain").figure
     ends = {bar.name: bar.error_x for bar in figure.data}
-    assert set(ends) == {"gains (2)", "cannot tell (2)", "loses (2)"}
+    assert set(ends) == {"gains (2)", "undecided (2)", "loses (2)"}
     assert all(error.array is not None and error.arrayminus is not None for error in ends.values())
     order = {y: x for bar in figure.data for y, x in zip(bar.y, bar.x, strict=True)}
     found = [order[place] for place in sorted(order)]
     assert found == sorted(found, reverse=True)
 
 
-def test_the_verdict_says_who_gains_who_loses_and_who_cannot_tell(copied):
+def test_the_verdict_says_who_gains_who_loses_and_who_is_undecided(copied):
     add_benefit(copied)
     told = verdict(read(copied))
-    assert told.startswith("FedAMP is better than training alone for 2 of 6 clients and worse for 2; for the other 2 ")
+    assert told.startswith("FedAMP is better than training alone for 2 of 6 clients and worse for 2; 2 are undecided.")
     assert "2.1 points better" in told
     assert "95 % interval −1.0 to +5.0" in told
     assert "p\u00a0=\u00a00.031" in told
+
+
+def test_a_run_of_an_older_version_has_the_same_report(copied):
+    add_benefit(copied)
+    new = verdict(read(copied))
+    text = (copied / "benefit.json").read_text()
+    old = text.replace('"undecided":', '"cannot_tell":').replace('"undecided"', '"cannot tell"')
+    (copied / "benefit.json").write_text(old)
+    assert old.count("cannot") == 3
+    assert verdict(read(copied)) == new
+    assert "cannot tell" not in render(make([copied]))
 
 
 def test_fairness_is_a_table_where_the_run_has_it(copied, fedamp):
@@ -100,7 +111,7 @@ def test_fairness_is_a_table_where_the_run_has_it(copied, fedamp):
 def test_without_a_reference_it_says_so_and_what_to_do(tmp_path):
     run(tmp_path / "run", "fedavg", reference=False, rounds=1, report=True)
     text = (tmp_path / "run" / "report.html").read_text()
-    assert "no client was trained alone" in text
+    assert "No client was trained alone" in text
     assert "--reference" in text
     assert 'data-figure="gain"' not in text
 
@@ -140,7 +151,7 @@ def test_no_report_if_not_wanted(tmp_path):
 def test_clients_that_learn_from_each_other_are_neighbours():
     group = np.array([0, 1, 0, 1, 0, 1, 1, 0])
     matrix = np.where(group[:, None] == group, 0.2, 0.01)
-    found = group[collaboration.order(matrix)]
+    found = group[collaboration.cluster_order(matrix)]
     assert np.abs(np.diff(found)).sum() == 1
 
 
@@ -150,7 +161,7 @@ def test_the_matrix_has_a_state_a_round_and_starts_at_the_selected_one(fedamp):
     assert [state.label for state in matrix.states] == ["1", "2", "3"]
     assert matrix.states[matrix.start].label == str(told.selected)
     assert matrix.group == graph.group
-    order = collaboration.order(np.array(told.rounds[told.selected - 1]["server"]["collaboration"]))
+    order = collaboration.cluster_order(np.array(told.rounds[told.selected - 1]["server"]["collaboration"]))
     raw = np.array(told.rounds[0]["server"]["collaboration"])[np.ix_(order, order)]
     assert np.allclose(np.array(matrix.states[0].traces[0]["z"]), raw, atol=1e-6)
     assert len(one.states) == 6
@@ -174,14 +185,14 @@ def test_many_clients_and_rounds_stay_within_the_size():
     ]
     rows = [{"client": name, "train": 5.0, "test": 3.0, "test_accuracy": 0.5} for name in names]
     config = {"method": "fedamp", "data": "d", "model": "m"}
-    told = Run(None, config, rows, rounds, {"selected_round": 20}, "accuracy")
+    told = RunData(None, config, rows, rounds, {"selected_round": 20}, "accuracy")
     found = collaboration.weights(told)
-    assert found.matrices.shape[1] == collaboration.MOST
-    assert found.matrices.size <= collaboration.CELLS
+    assert found.matrices.shape[1] == collaboration.MAX_CLIENTS_SHOWN
+    assert found.matrices.size <= collaboration.MAX_MATRIX_CELLS
     pictures = collaboration.pictures(told)
     text = render(Page("t", "s", "v", [], [Section("c", pictures)]))
     assert len(text.encode()) < 6_000_000
-    assert "Of 200 clients, 120 are shown." in pictures[0].says
+    assert "120 of 200 clients are shown." in pictures[0].caption
 
 
 # Features and data
@@ -206,8 +217,12 @@ def test_the_own_model_of_a_mixture_is_its_first(tmp_path):
 
 def test_examples_are_shared_out_fairly():
     assert _shares([5, 5]) == [5, 5]
-    assert sum(_shares([10_000] * 7)) <= MOST
-    assert _shares([3, 10_000, 10_000]) == [3, (MOST - 3) // 2, MOST - 3 - (MOST - 3) // 2]
+    assert sum(_shares([10_000] * 7)) <= MAX_EXAMPLES
+    assert _shares([3, 10_000, 10_000]) == [
+        3,
+        (MAX_EXAMPLES - 3) // 2,
+        MAX_EXAMPLES - 3 - (MAX_EXAMPLES - 3) // 2,
+    ]
 
 
 def test_facts_count_every_example_once():
@@ -260,7 +275,7 @@ def test_settings_tell_two_of_one_method_apart(compared, tmp_path):
 
 def test_runs_of_different_data_are_not_compared(fedamp, tmp_path):
     run(tmp_path / "fewer", data=clients(5), rounds=1, reference=False)
-    with pytest.raises(CoterieError, match=r"cannot be compared, as their clients differ.*same data together"):
+    with pytest.raises(CoterieError, match=r"cannot be compared: their clients differ.*different data separately"):
         write([fedamp, tmp_path / "fewer"], tmp_path / "report.html")
     shutil.copytree(tmp_path / "fewer", tmp_path / "renamed")
     config = (tmp_path / "renamed" / "config.toml").read_text()
@@ -320,5 +335,5 @@ def test_without_a_browser_figures_say_what_to_install(monkeypatch):
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setattr(images.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(images.shutil, "which", lambda _: None)
-    with pytest.raises(CoterieError, match="none was found: install one"):
+    with pytest.raises(CoterieError, match="neither was found: install one"):
         images.check()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coterie.experiment import journal
-from coterie.experiment.journal import PATIENCE, RARELY, Journal
+from coterie.storage import journal
+from coterie.storage.journal import REST_PER_WRITE, SECONDS_BETWEEN_WRITES, Journal
 
 
 class Folder:
@@ -38,16 +38,21 @@ def written(monkeypatch: pytest.MonkeyPatch, rounds: int, seconds: float, takes:
 
 
 def test_short_rounds_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert written(monkeypatch, 20, PATIENCE / 4, 0.0).saved == [4, 8, 12, 16, 20]
+    assert written(monkeypatch, 20, SECONDS_BETWEEN_WRITES / 4, 0.0).saved == [4, 8, 12, 16, 20]
 
 
 def test_long_rounds_are_written_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert written(monkeypatch, 5, 2 * PATIENCE, 0.0).saved == [1, 2, 3, 4, 5]
+    assert written(monkeypatch, 5, 2 * SECONDS_BETWEEN_WRITES, 0.0).saved == [1, 2, 3, 4, 5]
 
 
 def test_writing_takes_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing takes a tenth of a round here: each time, as many rounds pass as make it a fiftieth of the time."""
-    assert written(monkeypatch, 16, 10 * PATIENCE, PATIENCE).saved == [1, 1 + RARELY // 10, 1 + 2 * (RARELY // 10), 16]
+    assert written(monkeypatch, 16, 10 * SECONDS_BETWEEN_WRITES, SECONDS_BETWEEN_WRITES).saved == [
+        1,
+        1 + REST_PER_WRITE // 10,
+        1 + 2 * (REST_PER_WRITE // 10),
+        16,
+    ]
 
 
 def test_every_round_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

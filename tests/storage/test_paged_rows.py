@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie import paged, tree
-from coterie.errors import CheckpointError
-from coterie.paged import FIRST, Filed, Held, Paged, Segment, Store
+from coterie.cli.memory import keep_freed_memory
+from coterie.core import client_rows, tree
+from coterie.core.errors import CheckpointError
+from coterie.storage import paged_rows
+from coterie.storage.paged_rows import FIRST, InFile, InMemory, Paged, Segment, Store
 
 SIZE = 40
 
@@ -34,12 +36,12 @@ def same(a, b):
 
 
 def everyone(rows):
-    return paged.take(rows, torch.arange(SIZE))
+    return client_rows.take(rows, torch.arange(SIZE))
 
 
 @pytest.mark.parametrize("memory", [0, 200, 10**9])
 def test_rows_are_those_of_a_tree_in_memory(tmp_path, monkeypatch, memory):
-    monkeypatch.setattr(paged, "SMALL", 0)
+    monkeypatch.setattr(paged_rows, "UNPAGED_BYTES", 0)
     draw = torch.Generator().manual_seed(0)
     ours = Store(memory, tmp_path).rows(first(), SIZE)
     theirs = tree.clone(tree.broadcast(first(), SIZE))
@@ -47,19 +49,19 @@ def test_rows_are_those_of_a_tree_in_memory(tmp_path, monkeypatch, memory):
     for _ in range(30):
         ids = torch.randperm(SIZE, generator=draw)[: int(torch.randint(1, 9, (1,), generator=draw))]
         new = some(len(ids), draw)
-        ours, theirs = paged.put(ours, ids, new), paged.put(theirs, ids, new)
+        ours, theirs = client_rows.put(ours, ids, new), client_rows.put(theirs, ids, new)
         history.append((ours, theirs))
         asked = torch.randint(SIZE, (5,), generator=draw)  # the same one may be asked for twice
-        same(paged.take(ours, asked), paged.take(theirs, asked))
-        same(paged.take(ours, int(asked[0])), paged.take(theirs, int(asked[0])))
+        same(client_rows.take(ours, asked), client_rows.take(theirs, asked))
+        same(client_rows.take(ours, int(asked[0])), client_rows.take(theirs, int(asked[0])))
     for before, was in history:  # a value does not change
         same(everyone(before), everyone(was))
     same(everyone(ours), theirs)
     weights = torch.rand(SIZE, generator=draw) * (torch.arange(SIZE) % 3 > 0)
-    torch.testing.assert_close(paged.mean(ours, weights), paged.mean(theirs, weights))
+    torch.testing.assert_close(client_rows.mean(ours, weights), client_rows.mean(theirs, weights))
     more = ours.resized(SIZE + 2)
-    same(paged.take(more, torch.arange(SIZE)), theirs)
-    same(paged.take(more, SIZE + 1), first())
+    same(client_rows.take(more, torch.arange(SIZE)), theirs)
+    same(client_rows.take(more, SIZE + 1), first())
     assert not list(tmp_path.iterdir()), "files that were paged out to have no name"
 
 
@@ -71,7 +73,7 @@ def test_memory_is_bounded_and_old_segments_go():
     assert isinstance(rows, Paged)
     for _ in range(120):
         rows = rows.put(torch.randperm(1000, generator=draw)[:20], {"w": torch.randn(20, 1000, generator=draw)})
-        held = [segment for segment in store._segments.values() if segment.held]
+        held = [segment for segment in store._segments.values() if segment.in_memory]
         assert sum(segment.nbytes for segment in held) <= store.memory
     gc.collect()
     assert len(store._segments) == len(rows.segments) - 1, "what nobody refers to is dropped"
@@ -81,12 +83,12 @@ def test_memory_is_bounded_and_old_segments_go():
 
 @pytest.mark.parametrize("memory", [0, 10**9], ids=("filed", "held"))
 def test_rows_of_any_type_and_form(tmp_path, monkeypatch, memory):
-    monkeypatch.setattr(paged, "SMALL", 0)
+    monkeypatch.setattr(paged_rows, "UNPAGED_BYTES", 0)
     types = [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.complex64, torch.bool]
     new = {str(dtype): torch.arange(30).reshape(5, 2, 3).to(dtype) for dtype in types}
     new |= {"number": torch.arange(5), "none": torch.zeros(5, 0), "transposed": torch.rand(2, 3, 5).movedim(2, 0)}
     rows = Store(memory, tmp_path).rows(tree.rows(new, 0), SIZE).put(torch.arange(5), new)
-    assert rows.segments[FIRST + 1].held is bool(memory)
+    assert rows.segments[FIRST + 1].in_memory is bool(memory)
     taken = rows.take(torch.tensor([3, 1, 3, 30]))
     same(taken, tree.rows(new, torch.tensor([3, 1, 3, 0])))
     assert all(leaf.is_contiguous() for leaf in taken.values()), "as those of a tree in memory are"
@@ -129,11 +131,11 @@ def test_rows_in_memory_are_given_back_to_the_system():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
-    paged.keep_memory()
+    keep_freed_memory()  # as in the command's process, where it would matter most
     held, small, rows = [], [], {"w": torch.ones(100, 25_000)}
     before = resident()
     for _ in range(20):
-        held.append(paged.flatten(rows))
+        held.append(paged_rows.flatten(rows))
         small.append(torch.ones(1000))
     assert resident() - before > 150
     held.clear()
@@ -145,7 +147,7 @@ def test_a_file_that_lost_its_end_is_told_in_words(tmp_path):
 
     path = tmp_path / "rows.safetensors"
     save_file({"float32": torch.ones(4, 100)}, path)
-    rows = Filed(path)
+    rows = InFile(path)
     os.truncate(path, path.stat().st_size - 4)
     assert rows.row("float32", 2).view("float32").tolist() == [1.0] * 100
     with pytest.raises(CheckpointError, match="shorter than it was"):
@@ -162,7 +164,7 @@ def test_a_full_disk_is_told_in_words(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(paged, "save_file", full)
+    monkeypatch.setattr(paged_rows, "save_file", full)
     rows = Store(0, tmp_path).rows(first(), SIZE)
     with pytest.raises(CheckpointError, match=r"clients' states cannot be written.*No space left"):
         rows.put(torch.arange(3), some(3, torch.Generator().manual_seed(0)))
@@ -172,11 +174,11 @@ def test_a_full_disk_is_told_in_words(tmp_path, monkeypatch):
 def test_a_segment_that_has_a_file_is_read_from_it(tmp_path):
     from safetensors.torch import save_file
 
-    flat = paged.flatten(some(3, torch.Generator().manual_seed(0)))
+    flat = paged_rows.flatten(some(3, torch.Generator().manual_seed(0)))
     path = tmp_path / "rows.safetensors"
     save_file(flat, path)
-    segment = Segment(Held(flat), path)
+    segment = Segment(InMemory(flat), path)
     segment.page_out(tmp_path)
-    assert not segment.held
+    assert not segment.in_memory
     same(segment.rows.flat, flat)
     assert list(tmp_path.iterdir()) == [path]

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 import coterie
-from coterie import paged, tree
-from coterie.errors import CheckpointError, CoterieWarning
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.journal import at_once
+from coterie.core import client_rows, tree
+from coterie.core.errors import CheckpointError, CoterieWarning
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAMP, FedMAP
-from coterie.paged import Paged
-
-from .conftest import two_kinds
-from .test_run import Stop, damage
+from coterie.storage.journal import at_once
+from coterie.storage.paged_rows import Paged
+from coterie.storage.run_folder import RunFolder
+from tests.experiment.conftest import two_kinds
+from tests.experiment.test_run import Stop, damage
 
 METHODS = {"fedmap": FedMAP(), "fedamp": FedAMP(neighbours=2)}
 PAGED, INMEMORY = "1KB", "2GB"
@@ -35,7 +34,7 @@ def setup(method="fedmap", memory=PAGED, **settings):
 
 
 def views(result):
-    return paged.take(result.views, torch.arange(len(result.names)))
+    return client_rows.take(result.views, torch.arange(len(result.names)))
 
 
 def equal(a, b):

@@ -1,4 +1,4 @@
-"""The command line: one file a command."""
+"""The command line. Each command has its own file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from coterie.cli import (
     compare,
     data,
     data_schema,
+    doctor,
     export,
     flower,
+    laws,
     methods,
     onboard,
     predict,
@@ -23,26 +25,29 @@ from coterie.cli import (
     run,
     site,
 )
-from coterie.cli.flags import TAKES_MORE, USAGE
+from coterie.cli.flags import ALLOW_UNKNOWN_FLAGS, USAGE
+from coterie.cli.memory import keep_freed_memory
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(run.run)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run)
 app.command()(resume.resume)
-app.command(context_settings=TAKES_MORE, options_metavar=USAGE)(compare.compare)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
 app.command()(report.report)
 app.command()(predict.predict)
 app.command()(export.export)
 app.command()(onboard.onboard)
 app.command()(methods.methods)
+app.command()(laws.laws)
 data.app.command()(data_schema.schema)
 app.add_typer(data.app, name="data")
 app.command()(reproduce.reproduce)
+app.command()(doctor.doctor)
 app.add_typer(flower.app, name="flower")
 app.command()(site.site)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(request: bool) -> None:
+    if request:
         from coterie import __version__
 
         typer.echo(f"coterie {__version__}")
@@ -55,10 +60,12 @@ def coterie(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Personalised federated learning: every site ends with a model of its own, and is told whether it helped."""
+    """Personalised federated learning: every site gets its own model, and learns whether taking part helped."""
 
 
 def main() -> None:
-    # Methods and models of the user's own, as package.module:name, are looked for in the current folder too.
+    """Run the command line."""
+    keep_freed_memory()
+    # A method or model given as package.module:name may also be a module in the current folder.
     sys.path.append(os.getcwd())
     app(prog_name="coterie")

@@ -1,4 +1,4 @@
-"""`coterie compare`: several methods, several seeds, the same splits."""
+"""`coterie compare`: run several methods and seeds on the same splits, or compare finished runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.asked import Asked
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import checked, in_words
+from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
-from coterie.cli.run import Quiet, agreed, describe, measures
+from coterie.cli.request import Request
+from coterie.cli.run import Quiet, describe, measures, schema_lines
 from coterie.cli.tables import print_comparison
-from coterie.errors import ConfigError
-from coterie.experiment.compare import prepare_trials, run_trials
+from coterie.core.errors import ConfigError
 from coterie.experiment.config import default_out
-from coterie.experiment.finished import compare_runs
+from coterie.experiment.several.compare import prepare_trials, run_trials
+from coterie.experiment.several.compare_runs import compare_runs
 
 METHODS = "local,fedavg,fedmap"
 SEEDS = "3"
@@ -30,19 +30,19 @@ def compare(
     *,
     methods: Annotated[
         str | None,
-        typer.Option(help=f"their names, with commas (default: {METHODS})", metavar="NAMES"),
+        typer.Option(help=f"names of the methods, separated by commas (default: {METHODS})", metavar="NAMES"),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            help=f"how many seeds, counting from --seed, or which, with commas (default: {SEEDS})",
+            help=f"number of seeds, counting from --seed, or a list separated by commas (default: {SEEDS})",
             metavar="INTEGER",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="the folder of all runs; what it holds already is not run again (default: a new one in runs/)",
+            help="folder for all runs; runs that are already there are not repeated (default: a new one in runs/)",
             metavar="FOLDER",
         ),
     ] = None,
@@ -51,38 +51,38 @@ def compare(
 ) -> None:
     """Run several methods over several seeds on the same splits, or compare finished runs.
 
-    With one seed, all methods have the same splits, initial model and participants. Include local to see what each
-    gains over training alone.
+    For the same seed, all methods share the splits, the initial model and the participants. Include local to see what
+    each method gains over training alone.
 
-    All settings of 'coterie run' work here, in FILE.toml too. A method's own flags go to the methods that have them.
+    All settings of 'coterie run' work here, also in FILE.toml. Each method takes the flags that it has.
 
-    'coterie compare RUN RUN ...' compares the folders of finished runs of the same data; nothing is trained.
+    'coterie compare RUN RUN ...' compares finished runs on the same data, from their folders. Nothing is trained.
     """
-    with in_words() as ending:
+    with report_errors() as stopped:
         if ctx.args and Path(ctx.args[0]).is_dir():
             given = [
                 key for key, value in {**settings, "methods": methods, "seeds": seeds, "out": out}.items() if value
             ]
             if given or any(word.startswith("-") for word in ctx.args):
-                raise ConfigError(["finished runs are compared as they are: give their folders and no settings"])
+                raise ConfigError(["to compare finished runs, give only their folders: settings do not apply"])
             print_comparison(stdout(), compare_runs(ctx.args), quiet=quiet)
             return
-        asked = Asked(ctx, settings)
-        # A file for `coterie run` serves here too, and a setting with its method.
-        file_method = asked.method() if {"method", "setting"} & asked.values.keys() else None
-        asked.take("method", None)
-        asked.take("reference", None)
-        names = _names(methods or asked.take("methods", f"local,{file_method}" if file_method else METHODS))
-        numbers = _numbers(seeds or asked.take("seeds", SEEDS), asked.problems)
-        asked.add_own(names)
-        trials = checked(asked.problems, lambda: prepare_trials(names, numbers, **asked.values))
+        request = Request(ctx, settings)
+        # A file for `coterie run` works here too, as does a setting that names a method.
+        file_method = request.method() if {"method", "setting"} & request.values.keys() else None
+        request.take("method", None)
+        request.take("reference", None)
+        names = _names(methods or request.take("methods", f"local,{file_method}" if file_method else METHODS))
+        numbers = _numbers(seeds or request.take("seeds", SEEDS), request.problems)
+        request.add_method_flags(names)
+        trials = with_problems(request.problems, lambda: prepare_trials(names, numbers, **request.values))
         path = out or default_out(trials.first.config.model_copy(update={"method": "compare"}))
-        ending.advice = f"Go on with the same command and --out {shlex.quote(str(path))}"
+        stopped.advice = f"To continue, run the same command with --out {shlex.quote(str(path))}"
         console = stdout()
         if not quiet:
             which = f"seed{'s' * (len(trials.seeds) > 1)} {', '.join(map(str, trials.seeds))}"
             say(console, f"{', '.join(trials.methods)} on {describe(trials.first)}, {which}")
-            for line in agreed(trials.first.federation):
+            for line in schema_lines(trials.first.federation):
                 say(console, line)
         with watch(quiet, measures=measures(trials.first.config)) as progress:
             comparison = run_trials(trials, path, progress=progress)
@@ -94,7 +94,7 @@ def _names(given: Any) -> list[str]:
 
 
 def _numbers(given: Any, problems: list[str]) -> int | list[int]:
-    """How many seeds, or which."""
+    """Return the number of seeds, or the list of them."""
     try:
         if isinstance(given, str) and "," not in given:
             return int(given)

@@ -1,4 +1,4 @@
-"""Where words go. Nothing that is printed is mark-up: a client may be called '[bold]'."""
+"""Printing to the terminal. Text is never interpreted as mark-up: a client may be called '[bold]'."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from rich.table import Table
 
 
 def stdout() -> Console:
+    """Return a console that prints to standard output."""
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def stderr() -> Console:
+    """Return a console that prints to standard error."""
     return Console(markup=False, highlight=False, emoji=False, stderr=True)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Without breaking lines, so that paths and commands can be copied whole."""
+    """Print text without breaking lines, so that paths and commands can be copied."""
     console.print(text, style=style, soft_wrap=True)
 
 
 def show(console: Console, table: Table) -> None:
-    """Where there is no terminal to fit it into, as wide as it needs to be."""
+    """Print a table. Without a terminal it is as wide as it needs to be."""
     if not console.is_terminal:
         needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
         console.width = max(console.width, needed)

@@ -1,4 +1,4 @@
-"""`coterie data`: the data sets and networks that have a name. Its subcommands have files of their own."""
+"""`coterie data`: list the data sets and models that have a name. Each subcommand has its own file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.table import Table
 from coterie.cli.console import say, show, stdout
 from coterie.cli.data_get import data_get
 from coterie.cli.data_show import data_settings, data_show
-from coterie.cli.flags import shown
+from coterie.cli.flags import format_default
 from coterie.data import SOURCES, Source
-from coterie.data.ways import WAYS
+from coterie.data.download.catalogue import DOWNLOADS
 from coterie.models import MODELS, options_of
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("get")(data_get)
 app.command("show")(data_show)
 app.command("settings")(data_settings)
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="where data sets lie (default: COTERIE_DATA)")]
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="folder with the data sets (default: COTERIE_DATA)")]
 
 
 @app.callback(invoke_without_command=True)
@@ -30,14 +30,17 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     if ctx.invoked_subcommand is not None:
         return
     console = stdout()
-    sets = _table("Data sets (--data)", "name", "what it is", "examples", "classes", "licence", "from", "here")
+    sets = _table("Data sets (--data)", "name", "what it is", "examples", "classes", "licence", "source", "available")
     for name, source in SOURCES.items():
         facts = source.facts
-        told = (facts.size, facts.classes, facts.licence, facts.origin)
-        sets.add_row(name, source.about, *told, _here(source, data_dir))
+        cells = (facts.size, facts.classes, facts.licence, facts.origin)
+        sets.add_row(name, source.about, *cells, _availability(source, data_dir))
     show(console, sets)
-    say(console, "get: 'coterie data get NAME' fetches it. ask: its authors give it out, the same command says how.")
-    defaults = _table("Their settings, unless you give others", "name", "settings")
+    say(
+        console,
+        "get: 'coterie data get NAME' downloads it. ask: the authors provide it; the same command explains how.",
+    )
+    defaults = _table("Default settings of each data set", "name", "settings")
     for name, source in SOURCES.items():
         defaults.add_row(name, _settings(source.defaults))
     show(console, defaults)
@@ -56,22 +59,22 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
 
 def _options(model: str) -> str:
     return ", ".join(
-        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else shown(value)}"
+        f"{key}={'/'.join(map(str, value)) if isinstance(value, tuple) else format_default(value)}"
         for key, value in options_of(model).items()
     )
 
 
-def _here(source: Source, data_dir: str | None) -> str:
+def _availability(source: Source, data_dir: str | None) -> str:
     if source.files is None or source.files.find(data_dir) is not None:
         return "yes"
-    return "get" if source.files.name in WAYS else "ask"
+    return "get" if source.files.name in DOWNLOADS else "ask"
 
 
 def _settings(defaults: Mapping[str, Any]) -> str:
     words = []
     for key, value in defaults.items():
         flat = {"optimizer" if k == "name" else k: v for k, v in value.items()} if isinstance(value, Mapping) else None
-        words += [f"{name} {shown(each)}" for name, each in (flat or {key: value}).items()]
+        words += [f"{name} {format_default(each)}" for name, each in (flat or {key: value}).items()]
     return ", ".join(words)
 
 

@@ -1,4 +1,4 @@
-"""`coterie data get`: fetch a data set."""
+"""`coterie data get`: download a data set."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from coterie.cli.console import say, stderr, stdout
-from coterie.cli.errors import in_words
+from coterie.cli.errors import report_errors
+from coterie.core.errors import ConfigError, DataError
 from coterie.data import SOURCES
-from coterie.data.fetch import get
-from coterie.data.locations import destination
-from coterie.data.ways import WAYS
-from coterie.errors import ConfigError, DataError
-from coterie.hyper import suggest
+from coterie.data.download.catalogue import DOWNLOADS
+from coterie.data.download.fetch import get
+from coterie.data.download.locations import destination
+from coterie.methods.fields import suggest
 
 
 def data_get(
-    name: Annotated[str, typer.Argument(help="a data set of 'coterie data'")],
+    name: Annotated[str, typer.Argument(help="a data set that 'coterie data' lists")],
     data_dir: Annotated[
         str | None,
-        typer.Option("--data-dir", help="where to; by default what COTERIE_DATA names, or a folder of the user's own"),
+        typer.Option("--data-dir", help="folder to download to (default: COTERIE_DATA, or a folder in your home)"),
     ] = None,
 ) -> None:
-    """Fetch a data set, check it, and put it where runs find it.
+    """Download a data set, verify it, and put it where runs find it.
 
-    A download that breaks off is taken up again by the same command.
+    To continue an interrupted download, run the same command again.
     """
-    with in_words() as ending:
-        ending.advice = "The same command goes on from there."
+    with report_errors() as stopped:
+        stopped.advice = "Run the same command again to continue."
         source = SOURCES.get(name)
-        if name not in WAYS:
+        if name not in DOWNLOADS:
             if source is None:
-                raise ConfigError([f"there is no data set '{name}'{suggest(name, [*SOURCES, *WAYS])}"])
+                raise ConfigError([f"there is no data set '{name}'{suggest(name, [*SOURCES, *DOWNLOADS])}"])
             if source.files is None:
                 say(stdout(), f"{name} needs no files.")
                 return
-            if source.files.name not in WAYS:
-                raise DataError(f"{name} cannot be fetched by one command: {source.files.advice}")
+            if source.files.name not in DOWNLOADS:
+                raise DataError(f"{name} cannot be downloaded automatically: {source.files.advice}")
             name = source.files.name
-        folder, ways = WAYS[name]
+        folder, routes = DOWNLOADS[name]
         into = destination(data_dir) / folder
         if source is not None and source.files is not None and (found := source.files.find(data_dir)):
-            say(stdout(), f"{name} is here already: {found}")
+            say(stdout(), f"{name} is already in {found}")
             return
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
         with Progress(*columns, console=stderr(), transient=True) as bar:
             task = bar.add_task(name, total=None)
-            files = get(into, ways, lambda here, total: bar.update(task, completed=here, total=total))
-        say(stdout(), f"{name}: {len(files)} file{'s' * (len(files) != 1)} in {into}, checksums right.")
+            files = get(into, routes, lambda here, total: bar.update(task, completed=here, total=total))
+        say(stdout(), f"{name}: {len(files)} file{'s' * (len(files) != 1)} in {into}, checksums verified.")
         if source is not None and source.files is not None and source.files.find() is None:
             say(stdout(), f"Use it with --data-dir {destination(data_dir)}, or set COTERIE_DATA.")

@@ -1,4 +1,4 @@
-"""`coterie data schema`: what sites' files hold, as a schema that all sites can agree on."""
+"""`coterie data schema`: infer a schema from the sites' files, for all sites to agree on."""
 
 from __future__ import annotations
 
@@ -6,44 +6,51 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table as Shown
+from rich.table import Table as RichTable
 
 from coterie.cli.console import say, show, stdout
-from coterie.cli.errors import in_words
-from coterie.data.schema import Schema, parse_target
-from coterie.data.silos import Silos, agree
-from coterie.data.tables import MISSING, Table
-from coterie.errors import ConfigError, CoterieError
-from coterie.experiment import files as on_disk
+from coterie.cli.errors import report_errors
+from coterie.core.errors import ConfigError, CoterieError
+from coterie.data.tables.reading import MISSING, Table
+from coterie.data.tables.schema import Schema, parse_target
+from coterie.data.tables.silos import Silos, agree_on_schema
 from coterie.experiment.silos import find_files
+from coterie.storage import files as on_disk
 
 
 def schema(
-    files: Annotated[list[str], typer.Argument(help="one CSV or Parquet file a site, or a folder", metavar="FILES")],
+    files: Annotated[
+        list[str], typer.Argument(help="one CSV or Parquet file per site, or a folder of them", metavar="FILES")
+    ],
     target: Annotated[str, typer.Option(help="the column to predict, or a comparison such as num>0")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="write the schema there", metavar="FILE")] = None,
-    columns: Annotated[str | None, typer.Option(help="names of columns, if files have no header: a,b,c")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="write the schema to this file", metavar="FILE")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="column names, if the files have no header: a,b,c")] = None,
     missing: Annotated[
         str | None, typer.Option(help=f"cells that mean a missing value ({','.join(MISSING[1:])})")
     ] = None,
     site_column: Annotated[
-        str | None, typer.Option(help="the column that names the site, if all are in one file")
+        str | None, typer.Option(help="column with the name of the site, if one file holds all sites")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="the column that names the patient; no input")] = None,
+    group: Annotated[str | None, typer.Option(help="column that identifies the patient; not used as an input")] = None,
     drop: Annotated[str | None, typer.Option(help="columns to leave out: a,b,c")] = None,
-    regression: Annotated[bool | None, typer.Option(help="the target is a number; by default as it looks")] = None,
+    regression: Annotated[
+        bool | None, typer.Option(help="treat the target as a number (default: decided from its values)")
+    ] = None,
 ) -> None:
-    """Infer what sites' files hold, show it, and write it for all sites to agree on.
+    """Infer the columns of the sites' files, show them, and write a schema for all sites to agree on.
 
-    'coterie run --silos FILES --schema FILE.toml' then uses it, and tells which column of which file does not fit.
+    Use it with 'coterie run --silos FILES --schema FILE.toml', which reports every column of every file that does not
+    match.
     """
-    with in_words():
+    with report_errors():
         try:
             found = find_files(files)
         except ValueError as error:
             raise ConfigError([str(error)]) from None
         if site_column is not None and len(found) > 1:
-            raise ConfigError([f"--site-column is for one file with all sites, not for {len(found)}"])
+            raise ConfigError([f"--site-column is for a single file with all sites, but {len(found)} files are given"])
         silos = Silos(
             tuple(found),
             target=target,
@@ -54,23 +61,23 @@ def schema(
             drop=_names(drop),
             regression=regression,
         )
-        agreed, sites = agree(silos)
+        agreed, sites = agree_on_schema(silos)
         console = stdout()
         show(console, schema_table(agreed, sites))
-        for line in agreed.words()[:1]:
+        for line in agreed.describe()[:1]:
             say(console, line)
         if out is None:
-            say(console, "Write it with -o schema.toml", "dim")
+            say(console, "Add -o schema.toml to write it to a file.", "dim")
             return
         if out.exists():
-            raise CoterieError(f"'{out}' is there already: name another file, or remove it")
+            raise CoterieError(f"'{out}' already exists: choose another name, or delete it")
         on_disk.write_text(out, agreed.to_toml())
         say(console, f"Written to {out}")
 
 
-def schema_table(schema: Schema, sites: dict[str, Table]) -> Shown:
-    """One line a column: its kind, what it may be, and the share of missing cells at each site."""
-    table = Shown(
+def schema_table(schema: Schema, sites: dict[str, Table]) -> RichTable:
+    """Return one row per column: its kind, its categories, and the share of missing cells at each site."""
+    table = RichTable(
         title="Columns, and the share of missing cells at each site", title_justify="left", title_style="bold"
     )
     for heading in ("column", "kind", "categories"):

@@ -1,4 +1,4 @@
-"""`coterie data show`: a federation before anything is trained on it. `coterie data settings`: what has a name."""
+"""`coterie data show` draws a federation before any training; `coterie data settings` lists published experiments."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ import typer
 from rich.table import Table
 
 from coterie.cli.console import say, show, stdout
-from coterie.cli.errors import in_words
+from coterie.cli.errors import report_errors
+from coterie.core.errors import ConfigError
 from coterie.data import SOURCES
 from coterie.data.partition import PARTITIONS
-from coterie.errors import ConfigError
-from coterie.experiment import files
 from coterie.experiment.config import resolve
 from coterie.experiment.settings import find_setting, settings
 from coterie.experiment.setup import make_federation
-from coterie.hyper import suggest
+from coterie.methods.fields import suggest
+from coterie.storage import files
 
 
 def data_show(
-    name: Annotated[str, typer.Argument(help="a setting ('coterie data settings' lists them), a data set, or a file")],
+    name: Annotated[str, typer.Argument(help="a setting (see 'coterie data settings'), a data set, or a file")],
     partition: Annotated[
-        str | None, typer.Option(help="how it is dealt out, such as dirichlet:0.3", metavar="SPEC")
+        str | None, typer.Option(help="how to split it among clients, such as dirichlet:0.3", metavar="SPEC")
     ] = None,
     clients: Annotated[str | None, typer.Option(help="number of clients", metavar="INTEGER")] = None,
-    seed: Annotated[str | None, typer.Option(help="seeds partition and splits (default: 0)", metavar="INTEGER")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="where data sets lie (default: COTERIE_DATA)")] = None,
+    seed: Annotated[
+        str | None, typer.Option(help="seed of the partition and the splits (default: 0)", metavar="INTEGER")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder with the data sets (default: COTERIE_DATA)")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="the page (default: ./NAME.html)", metavar="FILE")
+        Path | None, typer.Option("--out", "-o", help="the HTML file to write (default: ./NAME.html)", metavar="FILE")
     ] = None,
 ) -> None:
-    """Draw who has which classes and how many examples, and print how different the clients' labels are."""
-    with in_words():
+    """Draw which client has which classes and how many examples, and print how much the clients' labels differ."""
+    with report_errors():
         # The drawing library takes a while to import.
         from coterie.report.federation import page, summary
         from coterie.report.page import render
@@ -54,23 +56,23 @@ def data_show(
         say(console, f"{name}: {how}, {len(federation.names):,} client{'s' * (len(federation.names) != 1)}")
         for line in summary(federation):
             say(console, f"  {line}")
-        say(console, f"Written: {target}")
+        say(console, f"Written to {target}")
 
 
 def data_settings() -> None:
-    """List the published experiments that --setting names, and the partitions."""
+    """List the published experiments (--setting) and the partitions (--partition)."""
     console = stdout()
     table = _table("Published experiments (--setting)", "name", "what it is", "where", "data", "partition", "model")
     for name, each in settings().items():
-        told = [str(each.values.get(key, "")) for key in ("data", "partition", "model")]
-        table.add_row(name, each.about, each.table, *told)
+        cells = [str(each.values.get(key, "")) for key in ("data", "partition", "model")]
+        table.add_row(name, each.about, each.table, *cells)
     show(console, table)
-    say(console, "'coterie data show NAME' draws one. Flags and a file of yours count before what a setting says.")
-    kinds = _table("Partitions (--partition)", "write", "what it is")
+    say(console, "'coterie data show NAME' draws one. Flags and your own file override the values of a setting.")
+    kinds = _table("Partitions (--partition)", "usage", "what it is")
     for partition in PARTITIONS.values():
         kinds.add_row(partition.usage, partition.about)
     show(console, kinds)
-    say(console, "With each, :share=0.25 uses that share of the examples, :take=5000 so many.")
+    say(console, "Add :share=0.25 to any of them to use that share of the examples, or :take=5000 to use that number.")
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -1,6 +1,7 @@
-"""How a command ends when it does not finish: with words and an exit code, never a stack trace.
+"""Turns errors into messages and exit codes, never a stack trace.
 
-2: the configuration is wrong (everything that is wrong is told); 1: another problem; 130: stopped by Ctrl-C.
+The exit code is 2 for a wrong configuration (the message lists all problems at once), 1 for any other problem that the
+user can solve, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,38 +14,47 @@ from typing import Any, TypeVar
 import typer
 
 from coterie.cli.console import say, stderr
-from coterie.errors import ConfigError, CoterieError, CoterieWarning
+from coterie.core.errors import ConfigError, CoterieError, CoterieWarning
 
 T = TypeVar("T")
 
 
-class Ending:
-    """What to tell a user who stops the command here."""
+class StopMessage:
+    """What to print when the user stops the command with Ctrl-C; commands set `advice` as they progress."""
 
     advice = "Nothing was written."
 
 
 @contextlib.contextmanager
-def in_words() -> Iterator[Ending]:
-    ending = Ending()
+def report_errors() -> Iterator[StopMessage]:
+    """Print errors and warnings raised in the block, and exit with the code for them.
+
+    Yields:
+        The message to print if the user presses Ctrl-C.
+    """
+    stopped = StopMessage()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            yield ending
+            yield stopped
         except ConfigError as error:
             many = len(error.problems) > 1
-            _tell(f"{len(error.problems)} things to correct:\n{error}" if many else error.problems[0], "red")
+            _print(f"{len(error.problems)} problems:\n{error}" if many else error.problems[0], "red")
             raise typer.Exit(2) from None
         except CoterieError as error:
-            _tell(str(error), "red")
+            _print(str(error), "red")
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            _tell(f"Stopped. {ending.advice}", "yellow")
+            _print(f"Stopped. {stopped.advice}", "yellow")
             raise typer.Exit(130) from None
 
 
-def checked(problems: list[str], make: Callable[[], T]) -> T:
-    """What `make` makes; its problems are told together with those found before."""
+def with_problems(problems: list[str], make: Callable[[], T]) -> T:
+    """Return `make()`.
+
+    Raises:
+        ConfigError: `problems` is not empty, or `make` found problems; all of them are in the error.
+    """
     try:
         made = make()
     except ConfigError as error:
@@ -54,7 +64,7 @@ def checked(problems: list[str], make: Callable[[], T]) -> T:
     return made
 
 
-def _tell(text: str, colour: str) -> None:
+def _print(text: str, colour: str) -> None:
     say(stderr(), text, colour)
 
 
@@ -62,6 +72,6 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     if issubclass(category, CoterieWarning):
-        _tell(f"Note: {message}", "yellow")
+        _print(f"Note: {message}", "yellow")
     else:
-        _tell(warnings.formatwarning(message, category, filename, lineno, line).strip(), "dim")
+        _print(warnings.formatwarning(message, category, filename, lineno, line).strip(), "dim")

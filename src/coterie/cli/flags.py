@@ -1,6 +1,6 @@
-"""Flags, generated: the settings of a run and of the optimisers become options, from the classes that hold them.
+"""Generates the flags for the settings of a run and of the optimisers, from the classes that define them.
 
-A method's own flags cannot be declared before the method is known: `asked.py` reads them from what is left over.
+A method's own flags cannot be declared before the method is known; `request.py` parses them from the remaining words.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
+from coterie.core.optimizers import OPTIMIZERS
 from coterie.experiment.config import TABLES, Config
-from coterie.hyper import Hyper, hyper_parameters
-from coterie.local import OPTIMIZERS
+from coterie.methods.fields import Hyper, hyper_parameters
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TAKES_MORE = {"allow_extra_args": True, "ignore_unknown_options": True}
+ALLOW_UNKNOWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 USAGE = "[FILE.toml] [OPTIONS]"
 _literal: Any = Literal
-OPTIMIZER = Hyper("optimizer", _literal[tuple(OPTIMIZERS)], None, "how clients take their steps")
+OPTIMIZER = Hyper("optimizer", _literal[tuple(OPTIMIZERS)], None, "optimiser of the clients")
 
 
 def settings() -> list[Hyper]:
-    """The fields of `Config` that are flags."""
+    """Return the fields of `Config` that are flags."""
     return [
         Hyper(name, Annotated[_without_none(field.annotation), field], field.default, field.description or "")
         for name, field in Config.model_fields.items()
@@ -34,7 +34,7 @@ def settings() -> list[Hyper]:
 
 
 def optimizer_settings() -> list[Hyper]:
-    """The choice of an optimiser and, once each, the settings that any of them has."""
+    """Return the choice of an optimiser and, once each, the settings of all optimisers."""
     found = {"optimizer": OPTIMIZER}
     for cls in OPTIMIZERS.values():
         found = {each.name: Hyper(each.name, each.type, None, each.help) for each in hyper_parameters(cls)} | found
@@ -42,7 +42,7 @@ def optimizer_settings() -> list[Hyper]:
 
 
 def with_settings(*without: str) -> Callable[[F], F]:
-    """Gives a command one option for every setting, but for those in `without`; it gets them as `**settings`."""
+    """Give a command one option for every setting except those in `without`; it receives them as `**settings`."""
 
     def decorate(command: F) -> F:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind != p.VAR_KEYWORD]
@@ -55,18 +55,22 @@ def with_settings(*without: str) -> Callable[[F], F]:
     return decorate
 
 
-def shown(value: Any) -> str:
-    """A default as it would be typed."""
+def format_default(value: Any) -> str:
+    """Format a default value as a user would type it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def is_switch(hyper: Hyper) -> bool:
+    """Return whether the flag takes no value (--flag and --no-flag)."""
     return _base(hyper) is bool
 
 
 def _option(hyper: Hyper) -> inspect.Parameter:
     limits = hyper.allowed.partition("number ")[2]
-    notes = [*([limits] if limits else []), *([] if hyper.default is None else [f"default: {shown(hyper.default)}"])]
+    notes = [
+        *([limits] if limits else []),
+        *([] if hyper.default is None else [f"default: {format_default(hyper.default)}"]),
+    ]
     words = hyper.help + (f" ({', '.join(notes)})" if notes else "")
     names = f"{hyper.flag}/--no-{hyper.flag[2:]}" if is_switch(hyper) else hyper.flag
     option = typer.Option(names, help=words, metavar=None if is_switch(hyper) else _metavar(hyper))

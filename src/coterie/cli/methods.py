@@ -1,4 +1,4 @@
-"""`coterie methods`: what there is, and the paper, equations and flags of each."""
+"""`coterie methods`: list the methods, or show one with its paper, equations and flags."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import in_words
-from coterie.cli.flags import OPTIMIZER, shown
-from coterie.errors import ConfigError
-from coterie.hyper import Hyper, find_method, hyper_parameters
-from coterie.local import OPTIMIZERS
+from coterie.cli.errors import report_errors
+from coterie.cli.flags import OPTIMIZER, format_default
+from coterie.core.errors import ConfigError
+from coterie.core.optimizers import OPTIMIZERS
 from coterie.methods import METHODS
+from coterie.methods.fields import Hyper, find_method, hyper_parameters
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="one of them, to see its paper and flags")] = None) -> None:
+def methods(name: Annotated[str | None, typer.Argument(help="a method, to see its paper and flags")] = None) -> None:
     """List the methods, or show one: paper, equations, flags."""
-    with in_words():
+    with report_errors():
         if name is None:
             _list(stdout())
         else:
@@ -30,7 +30,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="one of them, to see
 
 
 def about(cls: type) -> str:
-    """The docstring of the file that a method is."""
+    """Return the docstring of the module that defines a method."""
     return inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
 
 
@@ -40,7 +40,7 @@ def _list(console: Console) -> None:
     for name, cls in METHODS.items():
         table.add_row(name, (about(cls).splitlines() or [""])[0])
     console.print(table)
-    console.print("'coterie methods NAME' shows the equations and flags of one.", style="dim")
+    console.print("'coterie methods NAME' shows the equations and flags of a method.", style="dim")
 
 
 def _show(console: Console, name: str) -> None:
@@ -51,24 +51,26 @@ def _show(console: Console, name: str) -> None:
     console.print()
     own = hyper_parameters(cls)
     if own:
-        console.print(_table(f"Flags of {name}", [(each, shown(each.default), each.help) for each in own]))
+        console.print(_table(f"Flags of {name}", [(each, format_default(each.default), each.help) for each in own]))
     else:
-        console.print(f"{name} has no flags of its own.")
+        console.print(f"{name} has no flags.")
     default = next((field.default for field in dataclasses.fields(cls) if field.name == "optimizer"), None)  # type: ignore[arg-type]
     if default is not None:
         console.print(_table("Flags of its optimiser", list(_optimizer_rows(default))))
-        console.print("A data set's optimiser takes the place of these defaults ('coterie data').", style="dim")
+        console.print(
+            "If the data set has default optimiser settings ('coterie data'), they replace these.", style="dim"
+        )
 
 
 def _optimizer_rows(default: Any) -> list[tuple[Hyper, str, str]]:
-    """Every setting that some optimiser has, with the default of the one that the method uses."""
+    """Return every setting of every optimiser, with the default of the optimiser that the method uses."""
     names = {cls: name for name, cls in OPTIMIZERS.items()}
     rows = {OPTIMIZER.name: (OPTIMIZER, names.get(type(default), type(default).__name__), OPTIMIZER.help)}
     for cls in OPTIMIZERS.values():
         for each in hyper_parameters(cls):
             owners = [name for name, other in OPTIMIZERS.items() if each.name in _fields(other)]
             only = "" if len(owners) == len(OPTIMIZERS) else f" ({', '.join(owners)})"
-            value = shown(getattr(default, each.name)) if hasattr(default, each.name) else ""
+            value = format_default(getattr(default, each.name)) if hasattr(default, each.name) else ""
             rows.setdefault(each.name, (each, value, each.help + only))
     return list(rows.values())
 

@@ -1,4 +1,4 @@
-"""`coterie onboard`: a site that took no part joins a finished run."""
+"""`coterie onboard`: give a new site a model from a finished run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import say, show, stdout
-from coterie.cli.errors import in_words
+from coterie.cli.errors import report_errors
 from coterie.cli.predict import OwnModel, Run
 from coterie.cli.progress import watch
 from coterie.cli.run import Quiet
-from coterie.cli.tables import onboarded_table, onboarded_words
-from coterie.experiment.onboard import onboard as join
+from coterie.cli.tables import onboarded_sentence, onboarded_table
+from coterie.experiment.take_home.onboard import onboard as join
 
 
 def onboard(
@@ -23,22 +23,22 @@ def onboard(
         Path,
         typer.Option(help="the new site's examples: CSV with a header and a target column, or .npz with x and y"),
     ],
-    name: Annotated[str | None, typer.Option(help="what to call the site (default: as the file)")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the site (default: the name of the file)")] = None,
     target: Annotated[str | None, typer.Option(help="the column to predict (default: y, or the last one)")] = None,
     model: OwnModel = None,
     quiet: Quiet = False,
 ) -> None:
     """Give a new site a personalised model from a finished run.
 
-    The others are not trained again, and their data is not needed. The site's examples are split for training,
-    validation and test; its model is compared with one trained on its data alone, for as many steps.
+    The other clients are not trained again, and their data is not needed. The site's examples are split into training,
+    validation and test examples. Its model is compared with one trained on its data alone for the same number of steps.
     """
-    with in_words():
+    with report_errors():
         with watch(quiet, measures=False) as progress:
             result = join(run, data, name=name, target=target, model=model, progress=progress)
         console = stdout()
         show(console, onboarded_table([result]))
         if not quiet:
-            say(console, onboarded_words(result))
+            say(console, onboarded_sentence(result))
             site = shlex.quote(result.names[0])
             say(console, f"Predict with: coterie predict {shlex.quote(str(run))} --client {site} ROWS.csv")

@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from coterie.cli.console import say, stdout
 from coterie.evaluation.metrics import mean
 from coterie.experiment.run import Progress, Silent
 
-MEASURING = "choosing the fastest engine, and compiling where it pays (up to half a minute)"
-BETWEEN = "writing results, preparing what follows"
+CHOOSING_ENGINE = "choosing the fastest engine, and compiling if that saves time (up to half a minute)"
+BETWEEN_RUNS = "writing results, preparing the next step"
 
 
 def watch(quiet: bool, *, measures: bool) -> contextlib.AbstractContextManager[Progress]:
-    """A progress that lasts for the block; `measures`: the run begins by measuring engines."""
+    """Return a progress display for one `with` block.
+
+    Args:
+        quiet: Show nothing.
+        measures: Say that the run begins by measuring engines, which takes a while.
+    """
     console = stdout()
     if quiet:
         return contextlib.nullcontext(Silent())
@@ -28,7 +33,7 @@ def watch(quiet: bool, *, measures: bool) -> contextlib.AbstractContextManager[P
 
 
 def scores(record: dict[str, Any], metric: str) -> str:
-    """'loss 0.61 validation balanced_accuracy 0.698', as far as this round has them."""
+    """Format a round's scores, such as 'loss 0.61 validation balanced_accuracy 0.698'; missing ones are left out."""
     words = []
     if "loss" in record["info"]:
         words.append(f"loss {mean(record['info']['loss']):.4g}")
@@ -38,7 +43,7 @@ def scores(record: dict[str, Any], metric: str) -> str:
 
 
 class Lines:
-    """One line a round."""
+    """Prints one line per round."""
 
     def __init__(self, console: Console, measures: bool) -> None:
         self._console, self._measures = console, measures
@@ -46,7 +51,7 @@ class Lines:
 
     def __enter__(self) -> Self:
         if self._measures:
-            self.say(MEASURING)
+            self.say(CHOOSING_ENGINE)
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -57,7 +62,7 @@ class Lines:
     def start(self, label: str, done: int, rounds: int) -> None:
         self._label, self._rounds = label, rounds
         if done:
-            self.say(_going_on(label, done, rounds))
+            self.say(_resuming(label, done, rounds))
 
     def round(self, record: dict[str, Any], metric: str) -> None:
         line = (
@@ -69,11 +74,11 @@ class Lines:
 
 
 class Bars:
-    """A bar while rounds go on, a spinner in between, and one line for each run that has ended."""
+    """Shows a bar during the rounds, a spinner in between, and one line for each finished run."""
 
     def __init__(self, console: Console, measures: bool) -> None:
         self._console = console
-        self._spinner = Status(MEASURING if measures else "preparing", console=console)
+        self._spinner = Status(CHOOSING_ENGINE if measures else "preparing", console=console)
         self._bar: Bar | None = None
         self._seconds = 0.0
         self._last: tuple[str, int] = ("", 0)  # what the last round scored, and its number
@@ -92,7 +97,7 @@ class Bars:
     def start(self, label: str, done: int, rounds: int) -> None:
         self._spinner.stop()
         if done:
-            self.say(_going_on(label, done, rounds))
+            self.say(_resuming(label, done, rounds))
         self._seconds, self._last = 0.0, ("", done)
         columns = (
             SpinnerColumn(),
@@ -119,7 +124,7 @@ class Bars:
         self._drop_bar()
         if words:
             say(self._console, f"{label} round {number}: {words}, {self._seconds:.1f} s")
-        self._spinner.update(BETWEEN)
+        self._spinner.update(BETWEEN_RUNS)
         self._spinner.start()
 
     def _drop_bar(self) -> None:
@@ -128,7 +133,7 @@ class Bars:
             self._bar = None
 
 
-def _going_on(label: str, done: int, rounds: int) -> str:
+def _resuming(label: str, done: int, rounds: int) -> str:
     if done >= rounds:
-        return f"{label}: all {rounds} rounds are there already"
-    return f"{label}: going on after round {done} of {rounds}"
+        return f"{label}: all {rounds} rounds are already done"
+    return f"{label}: continuing after round {done} of {rounds}"

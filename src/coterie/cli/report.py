@@ -1,4 +1,4 @@
-"""`coterie report`: finished runs in pictures."""
+"""`coterie report`: write an HTML report of finished runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import in_words
+from coterie.cli.errors import report_errors
 from coterie.report import write, write_figures
 
 
@@ -16,7 +16,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, or a folder of runs", metavar="RUN")],
     out: Annotated[
         Path | None,
-        typer.Option(help="the file (default: report.html in RUN; of several, in the current folder)", metavar="FILE"),
+        typer.Option(
+            help="the file to write (default: report.html in RUN, or in the current folder for several runs)",
+            metavar="FILE",
+        ),
     ] = None,
     figures: Annotated[
         Path | None,
@@ -25,10 +28,10 @@ def report(
 ) -> None:
     """Write one HTML file that shows a run, or compares several.
 
-    It needs no network and no server: open it in a browser, or send it to someone. Several runs must be of the same
-    data. A folder that 'coterie compare' has written stands for all its runs.
+    The file needs no network and no server: open it in a browser, or send it to someone. Several runs must use the same
+    data. To include all runs of 'coterie compare', give its folder.
     """
-    with in_words():
+    with report_errors():
         path = write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")
         say(stdout(), f"Written to {path}")
         if figures is not None:

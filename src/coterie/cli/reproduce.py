@@ -1,4 +1,4 @@
-"""`coterie reproduce`: the papers' tables, beside what is measured here."""
+"""`coterie reproduce`: run a table of a paper and compare."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from rich.markdown import Markdown
 from rich.table import Table as RichTable
 
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import in_words
+from coterie.cli.errors import report_errors
 from coterie.cli.progress import watch
 from coterie.experiment.reproduce import TABLES, find_table, markdown
 from coterie.experiment.reproduce import reproduce as run_table
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="which table; none lists them")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="fewer or more seeds than the table has")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="fewer rounds, for a first look")] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="where its runs are kept")] = Path("runs/reproduce"),
+    name: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="the table to run; leave it out to list them")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="number of seeds, if not that of the table")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="number of rounds, if not that of the table")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="folder for its runs")] = Path("runs/reproduce"),
     quiet: Annotated[bool, typer.Option("--quiet", help="print the final table only")] = False,
 ) -> None:
-    """Run a paper's table and print paper and measured side by side.
+    """Run a table of a paper, and print the paper's numbers beside the measured ones.
 
-    Each entry is a run of its own in FOLDER/TABLE: stopped with Ctrl-C, the same command goes on.
+    Each entry is a separate run in FOLDER/TABLE. After Ctrl-C, run the same command again to continue.
     """
     console = stdout()
-    with in_words() as ending:
+    with report_errors() as stopped:
         if name is None:
             console.print(_listing())
             return
         table = find_table(name)
-        ending.advice = f"The same command goes on: coterie reproduce {name} --out {out}"
+        stopped.advice = f"To continue: coterie reproduce {name} --out {out}"
         minutes = table.minutes * (seeds or table.seeds) / table.seeds
         if rounds is None and not quiet:
-            long = " It can be stopped and goes on with the same command." if minutes > 20 else ""
+            long = " You can stop it and continue later with the same command." if minutes > 20 else ""
             say(console, f"{table.title}: about {minutes:.0f} minutes on two cores.{long}")
         with watch(quiet, measures=True) as progress:
             rows = run_table(name, out, seeds=seeds, rounds=rounds, progress=progress)

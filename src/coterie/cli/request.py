@@ -1,5 +1,8 @@
-"""What the user asked for: a file's values and, over them, the flags. Values stay as they were typed: they are checked
-where all settings are, so that everything that is wrong is told at once."""
+"""What the user asked for: the values of a file, overridden by flags.
+
+Values stay as they were typed. They are checked together with all other settings, so that the user sees every problem
+at once.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +14,71 @@ from typing import Any
 import typer
 
 from coterie.cli.flags import is_switch
-from coterie.errors import ConfigError
-from coterie.experiment.config import Config, read_toml
+from coterie.core.errors import ConfigError
+from coterie.core.toml import read_toml
+from coterie.experiment.config import Config
 from coterie.experiment.settings import RIVALS, named_by
-from coterie.hyper import Hyper, find_method, hyper_parameters, suggest
 from coterie.methods import METHODS
+from coterie.methods.fields import Hyper, find_method, hyper_parameters, suggest
 
 
-class Asked:
-    """`values` are settings; `problems` are told together with those that checking the settings finds."""
+class Request:
+    """The settings that a file and the flags of a command give.
+
+    Attributes:
+        values: The settings by name.
+        problems: What is wrong with the words themselves, to be reported together with wrong settings.
+        method_flags: Flags that the command does not declare: those of a method, or mistakes.
+    """
 
     def __init__(self, ctx: typer.Context, declared: Mapping[str, Any]) -> None:
         self.problems: list[str] = []
         self._flags = [name for option in ctx.command.params for name in option.opts]
-        self.own: dict[str, Any] = {}  # flags that were not declared
+        self.method_flags: dict[str, Any] = {}
         flags = {key: value for key, value in declared.items() if value is not None and value != []}
-        files = self._read_rest(ctx.args)
-        if "silos" in flags:  # the shell makes many words of hospitals/*.csv
+        files = self._sort_words(ctx.args)
+        if "silos" in flags:  # the shell expands hospitals/*.csv into many words
             flags["silos"] = [*flags["silos"], *(file for file in files if not file.endswith(".toml"))]
             files = [file for file in files if file.endswith(".toml")]
-        self.values = _over(self._read_files(files), flags)
+        self.values = _merged(self._read_files(files), flags)
 
     def take(self, key: str, default: Any) -> Any:
+        """Remove a setting and return its value."""
         return self.values.pop(key, default)
 
     def method(self) -> str:
-        """The one that is asked for, or else the setting's, or else the one that runs by default."""
+        """Return the method that is asked for, or else that of the setting, or else the default."""
         default = named_by(self.values.get("setting"), "method", Config.model_fields["method"].default)
         return str(self.values.get("method", default))
 
-    def add_own(self, methods: Iterable[str]) -> None:
-        """Take over the flags that one of the methods has; complain of the others."""
+    def add_method_flags(self, methods: Iterable[str]) -> None:
+        """Add the flags that one of the methods has to `values`; the others become problems."""
         methods = list(methods)
         theirs = [_hyper_parameters(name) for name in methods]
         known = {name: hyper for each in theirs for name, hyper in (each or {}).items()}
-        for key, value in self.own.items():
+        for key, value in self.method_flags.items():
             name, is_no = key.removeprefix("no_"), key.startswith("no_")
             if key in known and value is not None:
-                self._put(key, value)
+                self._set(key, value)
             elif value is None and name in known and is_switch(known[name]):
-                self._put(name, not is_no)
+                self._set(name, not is_no)
             elif key in known:
                 self.problems.append(f"{_flag(key)} needs a value")
-            elif None not in theirs or not _owners(key):  # of a method that does not exist, who knows its flags
+            elif None not in theirs or not _methods_with(key):  # the flags of a method that does not exist are unknown
                 self.problems.append(self._unknown(key, methods, known))
 
-    def _put(self, key: str, value: Any) -> None:
-        self.values.pop(key, None)  # what comes last counts
+    def _set(self, key: str, value: Any) -> None:
+        self.values.pop(key, None)  # the last one wins
         self.values[key] = value
 
     def _unknown(self, key: str, methods: list[str], known: Iterable[str]) -> str:
-        if owners := _owners(key):
+        if owners := _methods_with(key):
             return f"{_flag(key)} is a flag of {', '.join(owners)}, not of {', '.join(methods)}"
         close = suggest(_flag(key), [*self._flags, *map(_flag, known)])
-        return f"there is no flag {_flag(key)}{close}; see --help and, for a method's own, 'coterie methods NAME'"
+        return f"there is no flag {_flag(key)}{close}; see --help or, for the flags of a method, 'coterie methods NAME'"
 
-    def _read_rest(self, rest: list[str]) -> list[str]:
-        """Sorts what was not declared into files (returned) and flags (kept in `own`; None where no value follows)."""
+    def _sort_words(self, rest: list[str]) -> list[str]:
+        """Sort undeclared words into files, which are returned, and `method_flags`, which are None without a value."""
         files: list[str] = []
         switches = {each.name for cls in METHODS.values() for each in hyper_parameters(cls) if is_switch(each)}
         words = deque(rest)
@@ -79,7 +90,7 @@ class Asked:
             name, equals, value = word.lstrip("-").partition("=")
             key = name.replace("-", "_")
             alone = key.removeprefix("no_") in switches or not words or words[0].startswith("--")
-            self.own[key] = value if equals else None if alone else words.popleft()
+            self.method_flags[key] = value if equals else None if alone else words.popleft()
         return files
 
     def _read_files(self, files: list[str]) -> dict[str, Any]:
@@ -100,9 +111,11 @@ class Asked:
         return values
 
 
-def _over(file: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """A flag beats the file's value, also where the two exclude each other. The hyper-parameters that a file has for
-    its method, or optimiser, do not carry over to another one."""
+def _merged(file: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Merge a file's values with flags, which win; also where two settings exclude each other.
+
+    The hyper-parameters that a file has for its method, or for its optimiser, do not apply to another one.
+    """
     values = dict(file)
     for one, other in RIVALS.items():
         for given, beaten in ((one, other), (other, one)):
@@ -114,11 +127,11 @@ def _over(file: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     if "optimizer" in flags and isinstance(table, dict):
         same = table.get("name", flags["optimizer"]) == flags["optimizer"]
         flags = {**flags, "optimizer": {**(table if same else {}), "name": flags["optimizer"]}}
-    return {key: value for key, value in values.items() if key not in flags} | flags  # what comes last counts
+    return {key: value for key, value in values.items() if key not in flags} | flags  # the last one wins
 
 
 def _hyper_parameters(method: str) -> dict[str, Hyper] | None:
-    """A method's, by name; None if there is no such method."""
+    """Return a method's hyper-parameters by name, or None if there is no such method."""
     try:
         cls, _ = find_method(method)
     except ConfigError:
@@ -126,7 +139,7 @@ def _hyper_parameters(method: str) -> dict[str, Hyper] | None:
     return None if cls is None else {hyper.name: hyper for hyper in hyper_parameters(cls)}
 
 
-def _owners(key: str) -> list[str]:
+def _methods_with(key: str) -> list[str]:
     return [name for name in METHODS if key in (_hyper_parameters(name) or {})]
 
 

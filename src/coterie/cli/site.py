@@ -1,4 +1,4 @@
-"""`coterie site`: all that an administrator starts at a site."""
+"""`coterie site`: the one command that an administrator runs at a site."""
 
 from __future__ import annotations
 
@@ -8,36 +8,42 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import in_words
-from coterie.cli.flower.needed import needs_flower
+from coterie.cli.errors import report_errors
+from coterie.cli.flower.require import require_flower
 
 
 def site(
-    superlink: Annotated[str, typer.Option(help="the SuperLink", metavar="HOST:PORT")],
+    superlink: Annotated[str, typer.Option(help="address of the SuperLink", metavar="HOST:PORT")],
     root_certificates: Annotated[Path, typer.Option(help="the federation's ca.crt", exists=True, dir_okay=False)],
     key: Annotated[Path, typer.Option(help="this site's private key", exists=True, dir_okay=False)],
     data: Annotated[str, typer.Option(help="a CSV or Parquet file, or package.module:function", metavar="FILE")] = "",
-    name: Annotated[str | None, typer.Option(help="the site's name (default: that of its key)")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the site (default: that of its key file)")] = None,
     target: Annotated[str | None, typer.Option(help="the column to predict (default: the schema's)")] = None,
-    schema: Annotated[Path | None, typer.Option(help="what the sites agreed on", exists=True, dir_okay=False)] = None,
-    group: Annotated[str | None, typer.Option(help="rows that agree here stay on one side of a split")] = None,
-    regression: Annotated[bool, typer.Option("--regression", help="the column is a number, not a class")] = False,
-    folder: Annotated[Path, typer.Option(help="the site's own folder")] = Path("site"),
-    keys: Annotated[Path | None, typer.Option(help="the other sites' public keys (peers)", file_okay=False)] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="the schema that the sites agreed on", exists=True, dir_okay=False)
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="column that identifies the patient; its rows stay in one part of the split")
+    ] = None,
+    regression: Annotated[bool, typer.Option("--regression", help="the target is a number, not a class")] = False,
+    folder: Annotated[Path, typer.Option(help="folder for the site's state and results")] = Path("site"),
+    keys: Annotated[
+        Path | None, typer.Option(help="folder with the other sites' public keys (for peer-to-peer)", file_okay=False)
+    ] = None,
     server_key: Annotated[Path | None, typer.Option(help="the ServerApp's public key", dir_okay=False)] = None,
 ) -> None:
     """Take part in a federation with this site's data.
 
-    The data stays here. Private state, the personalised model, its description and its report are written to the
-    site's own folder, and leave it only as far as the method sends them. Runs until it is stopped.
+    The data stays here. The private state, the personalised model, its card and its report are written to the site's
+    own folder; only what the method sends leaves the site. Runs until it is stopped.
     """
-    with in_words() as ending:
-        needs_flower()
-        from coterie.deploy.sitenode import run
+    with report_errors() as stopped:
+        require_flower()
+        from coterie.deploy.site_node import run
 
-        ending.advice = "Start it again at any time: it goes on where it was."
+        stopped.advice = "Start it again at any time to continue where it stopped."
         called = name or key.name.removesuffix(".key")
-        say(stdout(), f"site '{called}' connects to {superlink}; its own folder is {folder.resolve()}")
+        say(stdout(), f"Site '{called}' connects to {superlink}; its own folder is {folder.resolve()}")
         node = {
             "client": called,
             "data": str(Path(data).resolve()) if data and Path(data).exists() else data,

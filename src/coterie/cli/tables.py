@@ -1,4 +1,4 @@
-"""Results in words and tables."""
+"""Prints results as tables and sentences."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from rich.table import Table
 
 from coterie.cli.console import say, show
 from coterie.evaluation import Benefit
-from coterie.evaluation.benefit import sign_of
+from coterie.evaluation.benefit import UNDECIDED, VERDICTS, sign_of
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import mean
-from coterie.experiment.comparison import Comparison
 from coterie.experiment.result import Result
+from coterie.experiment.several.comparison import Comparison
 
 PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
 INTERVAL = "95 % interval"
-NAMED = 8  # clients that a sentence names
+MAX_CLIENTS_NAMED = 8  # in one sentence
 
 
 def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -> None:
+    """Print the tables of a run and, unless quiet, the sentences that explain them."""
     show(console, result_table(result))
     if result.g_and_p:
         show(console, g_and_p_table(result))
     if not quiet:
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
-        by = f"mean validation {words_of(result.metric)}"
+        by = f"mean validation {metric_words(result.metric)}"
         say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
-        say(console, both_rounds(result))
-        say(console, evenness(result))
-        say(console, verdict(result))
+        say(console, rounds_sentence(result))
+        say(console, fairness_sentence(result))
+        say(console, verdict_sentence(result))
         if result.reference:
-            say(console, f"{who(result.benefit())}\n{tested(result.benefit())}")
+            say(console, f"{counts_sentence(result.benefit())}\n{significance_sentence(result.benefit())}")
     if result.onboarded:
         show(console, onboarded_table(result.onboarded))
     if bmta:
-        optimistic = "the best mean test accuracy of any round; it is chosen on test data, so it is optimistic"
+        optimistic = "the best mean test accuracy of any round. It is chosen on test data and therefore optimistic"
         say(console, f"BMTA {100 * result.bmta():.1f} %: {optimistic}.")
     if not quiet and result.path:
         say(console, f"Written to {result.path}")
 
 
 def result_table(result: Result) -> Table:
-    """One line a client, and the averages."""
+    """Return one row per client, and the averages."""
     metric, alone = result.metric, result.reference
     columns = ["local", result.config.method, "gain", INTERVAL, "verdict"] if alone else [result.config.method]
     table = _table(f"Test {heading(metric)}", "client", "train", *columns)
 
     def beside(local: float, ours: float, row: Mapping[str, Any]) -> list[str]:
         if not alone:
-            return [shown(metric, ours)]
-        words = [shown(metric, local), shown(metric, ours), shown(metric, row["gain"], "+")]
-        return [*words, interval(metric, row), row.get("verdict", "")]
+            return [format_value(metric, ours)]
+        words = [format_value(metric, local), format_value(metric, ours), format_value(metric, row["gain"], "+")]
+        return [*words, format_interval(metric, row), row.get("verdict", "")]
 
     for row in result.clients:
         values = beside(row.get(f"local_test_{metric}", math.nan), row[f"test_{metric}"], row)
@@ -70,82 +71,89 @@ def result_table(result: Result) -> Table:
 
 
 def g_and_p_table(result: Result) -> Table:
-    """pFedBreD's protocol: both models, tested on everybody's examples and on each client's own, at both rounds."""
+    """Return pFedBreD's table: both models on all test examples and on each client's own, for both rounds."""
     table = _table(f"G and P, test {heading(result.metric)}", "model", "round", "global test", "local test")
     for when in ("selected", "last"):
         found = result.g_and_p[when]
         for which, name in (("G", "G (the global model)"), ("P", "P (the clients' own)")):
-            both = (shown(result.metric, found[which][test][result.metric]) for test in ("global", "local"))
+            both = (format_value(result.metric, found[which][test][result.metric]) for test in ("global", "local"))
             table.add_row(name, f"{when}, {found['round']}", *both)
     return table
 
 
-def both_rounds(result: Result) -> str:
-    """The selected round and the last, each client counting alike and by its examples."""
+def rounds_sentence(result: Result) -> str:
+    """Give the means of the selected and the last round, unweighted and weighted by test examples."""
     named = {f"selected round {result.selected}": "test", f"last round {result.rounds[-1]['round']}": "last_test"}
-    told = []
+    parts = []
     for name, split in named.items():
-        alike, by_size = (shown(result.metric, result.mean(split=split, weighted=each)) for each in (False, True))
-        told.append(f"{name}: {alike} (by test size {by_size})")
-    return f"Mean test {heading(result.metric)}, {', '.join(told)}."
+        alike, by_size = (
+            format_value(result.metric, result.mean(split=split, weighted=each)) for each in (False, True)
+        )
+        parts.append(f"{name}: {alike} (weighted by test size: {by_size})")
+    return f"Mean test {heading(result.metric)}, {', '.join(parts)}."
 
 
-def evenness(result: Result) -> str:
-    """How evenly the metric is spread over clients, beside training alone."""
+def fairness_sentence(result: Result) -> str:
+    """Say how evenly the metric is spread over clients, compared with training alone."""
     sizes = np.array([row["test"] for row in result.clients], dtype=float)
-    told = []
+    spreads = []
     for each in (result, result.reference):
         if each is not None:
             values = np.array([row[f"test_{result.metric}"] for row in each.clients])
-            told.append(_spread_words(result.metric, spread(values, sizes, result.metric)))
+            spreads.append(_spread_sentence(result.metric, spread(values, sizes, result.metric)))
     worse = ""
     if result.reference:
         share = result.benefit().fairness["share_worse_than_alone"]
-        worse = f" (alone: {told[1]}); {100 * share:.0f} % of clients are worse than alone"
-    return f"Over clients: {told[0]}{worse}."
+        worse = f" (alone: {spreads[1]}); {100 * share:.0f} % of clients are worse than alone"
+    return f"Over clients: {spreads[0]}{worse}."
 
 
-def _spread_words(metric: str, found: Mapping[str, float]) -> str:
-    worst = shown(metric, found["worst_decile"])
-    return f"std {shown(metric, found['std'])}, coefficient of variation {found['cv']:.3f}, worst tenth {worst}"
+def _spread_sentence(metric: str, found: Mapping[str, float]) -> str:
+    worst = format_value(metric, found["worst_decile"])
+    return f"std {format_value(metric, found['std'])}, coefficient of variation {found['cv']:.3f}, worst tenth {worst}"
 
 
-def who(benefit: Benefit) -> str:
-    """Who gains, who loses, who cannot tell, in words."""
-    told = []
+def counts_sentence(benefit: Benefit) -> str:
+    """Say who gains, who loses, and how many are undecided."""
+    parts = []
     for verdict, one, many in (("gains", "gains", "gain"), ("loses", "loses", "lose")):
         names = benefit.who(verdict)
-        listed = f" ({', '.join(names[:NAMED])}{f' and {len(names) - NAMED} more' * (len(names) > NAMED)})"
-        told.append(f"{len(names)} {one if len(names) == 1 else many}{listed * bool(names)}")
-    verb = "cannot tell"
+        listed = f" ({_list_names(names)})" if names else ""
+        parts.append(f"{len(names)} {one if len(names) == 1 else many}{listed}")
     count = f"Of {len(benefit.clients)} client{'s' * (len(benefit.clients) != 1)}"
-    return f"{count}, {told[0]}, {told[1]}, {len(benefit.who(verb))} {verb} ({100 * benefit.level:.0f} % intervals)."
+    undecided = f"{len(benefit.who(UNDECIDED))} {UNDECIDED}"
+    return f"{count}, {', '.join(parts)}, {undecided} ({100 * benefit.level:.0f} % intervals)."
 
 
-def tested(benefit: Benefit) -> str:
-    """Wilcoxon's test over clients, and whether there are enough of them for it."""
+def _list_names(names: Sequence[str]) -> str:
+    more = len(names) - MAX_CLIENTS_NAMED
+    return ", ".join(names[:MAX_CLIENTS_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def significance_sentence(benefit: Benefit) -> str:
+    """Report Wilcoxon's test over clients, and say if there are too few of them."""
     found = benefit.overall["wilcoxon"]
     if not found["n"]:
-        return "No client differs from training alone, so there is nothing to test over clients."
-    few = " (fewer than six that differ cannot reach 0.05)" if found["n"] < 6 else ""
-    told = f"p = {p_value(found['p'])}, effect size {found['effect']:+.2f}"
-    return f"Wilcoxon signed-rank test over clients: {told}{few}."
+        return "No client differs from training alone, so Wilcoxon's test does not apply."
+    few = " (with fewer than six clients that differ, p cannot reach 0.05)" if found["n"] < 6 else ""
+    numbers = f"p = {format_p(found['p'])}, effect size {found['effect']:+.2f}"
+    return f"Wilcoxon signed-rank test over clients: {numbers}{few}."
 
 
-def verdict(result: Result) -> str:
-    """Did the federation help? In one or two sentences, whichever way it went."""
+def verdict_sentence(result: Result) -> str:
+    """Say in one or two sentences whether the federation helped."""
     if result.config.method == "local":
-        return "This is training alone, which other methods are compared with."
+        return "This is training alone, the baseline for other methods."
     if result.reference is None:
         return (
-            "No client was trained alone for comparison, so this run cannot say whether federation helps: "
-            "run it again without --no-reference."
+            "No client was trained alone for comparison, so this run cannot show whether federation helps. "
+            "Run it again without --no-reference."
         )
     gains, name = result.gains(), type(result.method).__name__
     better, worse, average = int((gains > 0).sum()), int((gains < 0).sum()), mean(gains)
     counted = f"better than training alone for {better} of {len(gains)} clients and worse for {worse}"
     if math.isnan(average):
-        return f"{name} cannot be compared: no client's test examples define {words_of(result.metric)}."
+        return f"{name} cannot be compared: {metric_words(result.metric)} is undefined on every client's test examples."
     if average > 0:
         return f"{name} is {counted}, and {amount(result.metric, average)} better on average."
     how = f"it is {amount(result.metric, average)} worse" if average < 0 else "it makes no difference"
@@ -153,9 +161,9 @@ def verdict(result: Result) -> str:
 
 
 def onboarded_table(joined: Sequence[Result]) -> Table:
-    """One line a newcomer, and their mean."""
+    """Return one row per newcomer, and their mean."""
     metric, method, alone = joined[0].metric, joined[0].config.method, joined[0].reference is not None
-    title = f"Onboarded, without having taken part: test {heading(metric)}"
+    title = f"Onboarded after training: test {heading(metric)}"
     columns = ["local", method, "gain", INTERVAL, "verdict"] if alone else [method]
     table = _table(title, "client", "train", *columns)
     rows = [result.clients[0] for result in joined]
@@ -163,11 +171,11 @@ def onboarded_table(joined: Sequence[Result]) -> Table:
     means = {key: mean([row[key] for row in rows]) for key in keys}
 
     def cells(values: Mapping[str, Any]) -> list[str]:
-        return [shown(metric, values[key], "+" if key == "gain" else "") for key in keys]
+        return [format_value(metric, values[key], "+" if key == "gain" else "") for key in keys]
 
     for row in rows:
-        told = [interval(metric, row), row["verdict"]] if alone else []
-        table.add_row(row["client"], str(row["train"]), *cells(row), *told)
+        benefit = [format_interval(metric, row), row["verdict"]] if alone else []
+        table.add_row(row["client"], str(row["train"]), *cells(row), *benefit)
     if len(rows) > 1:
         table.add_section()
         size = f"{mean([row['train'] for row in rows]):.0f}"
@@ -175,129 +183,141 @@ def onboarded_table(joined: Sequence[Result]) -> Table:
     return table
 
 
-def onboarded_words(result: Result) -> str:
-    """What a newcomer has of it, in a sentence or two."""
+def onboarded_sentence(result: Result) -> str:
+    """Say in a sentence or two what a newcomer gains."""
     row, name = result.clients[0], type(result.method).__name__
     if result.reference is None:
-        return f"{row['client']} was trained on its own data alone: that is all that {name} does."
+        return f"{row['client']} was trained on its own data only, as {name} always does."
     if math.isnan(row["gain"]):
-        return f"{row['client']}'s test examples have no {words_of(result.metric)}, so it cannot be compared."
+        name = metric_words(result.metric)
+        return f"{row['client']} cannot be compared: {name} is undefined on its test examples."
     much = amount(result.metric, row["gain"])
     better = f"{much} better than training alone" if row["gain"] > 0 else f"{much} worse than training alone"
     if not row["gain"]:
         return f"{row['client']}'s model from {name} is as good as training alone, on its {row['test']} test examples."
     sure = {
-        "gains": "which is more than chance",
-        "loses": "which is more than chance: it should train alone",
-    }.get(row["verdict"], f"but its {row['test']} test examples cannot tell that from chance")
+        "gains": "which is more than chance would explain",
+        "loses": "which is more than chance would explain: it should train alone",
+    }.get(row["verdict"], f"but its {row['test']} test examples are too few to rule out chance")
     return f"{row['client']}'s model from {name} is {better}, {sure}."
 
 
 def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -> None:
+    """Print the tables of a comparison and, unless quiet, the sentences that explain them."""
     show(console, client_table(comparison))
     show(console, method_table(comparison))
     if comparison.benefits:
         show(console, gain_table(comparison))
     if not quiet:
-        say(console, compared(comparison))
+        say(console, best_sentence(comparison))
         for method, benefit in comparison.benefits.items():
-            say(console, f"{method}: {who(benefit)}")
+            say(console, f"{method}: {counts_sentence(benefit)}")
         if not comparison.has_local:
-            say(console, "Nobody was trained alone, so nobody can say who gains: add local to --methods.")
+            say(console, "No client was trained alone, so gains are unknown: add local to --methods.")
         if comparison.path:
             say(console, f"Written to {comparison.path}")
 
 
 def client_table(comparison: Comparison) -> Table:
-    """One line a client, one column a method; means over seeds."""
+    """Return one row per client and one column per method, with means over seeds."""
     table = _table(_title(comparison), "client", "train", *comparison.methods)
     sizes, columns = comparison.train_sizes, [comparison.per_client(method) for method in comparison.methods]
     for i, client in enumerate(comparison.clients):
-        values = [shown(comparison.metric, float(column[i])) for column in columns]
+        values = [format_value(comparison.metric, float(column[i])) for column in columns]
         table.add_row(client, f"{sizes[i]:.0f}", *values)
     return table
 
 
 def method_table(comparison: Comparison) -> Table:
-    """One line a method: the mean over clients, +- std over seeds, alike and by size; the spread over clients."""
+    """Return one row per method: means over clients (± std over seeds), unweighted and weighted, and their spread."""
     over_seeds = " ± std" * (len(comparison.seeds) > 1)
     columns = (f"mean{over_seeds}", f"by test size{over_seeds}", "std of clients", "variation", "worst tenth")
     table = _table(_title(comparison), "method", *columns)
     metric = comparison.metric
     for method in comparison.methods:
         even = comparison.fairness(method)
-        row = [_spread(metric, comparison.means(method)), _spread(metric, comparison.weighted_means(method))]
-        row += [shown(metric, even["std"]), f"{even['cv']:.3f}", shown(metric, even["worst_decile"])]
+        row = [
+            _mean_and_std(metric, comparison.means(method)),
+            _mean_and_std(metric, comparison.weighted_means(method)),
+        ]
+        row += [format_value(metric, even["std"]), f"{even['cv']:.3f}", format_value(metric, even["worst_decile"])]
         table.add_row(method, *row)
     return table
 
 
 def gain_table(comparison: Comparison) -> Table:
-    """One line a method but for local: what its clients gain over training alone."""
-    columns = ("gain over local", INTERVAL, "gain", "lose", "cannot tell", "worse", "p", "effect")
+    """Return one row per method except local: what its clients gain over training alone."""
+    columns = ("gain over local", INTERVAL, "gain", "lose", "undecided", "worse", "p", "effect")
     title = f"Gain over training alone, {heading(comparison.metric)}; Wilcoxon's p and effect size over clients"
     table = _table(title, "method", *columns)
     for method, benefit in comparison.benefits.items():
         overall, test = benefit.overall, benefit.overall["wilcoxon"]
-        row = [_spread(comparison.metric, comparison.gains(method), "+"), interval(comparison.metric, overall)]
-        row += [str(overall[key]) for key in ("gains", "loses", "cannot_tell")]
+        row = [
+            _mean_and_std(comparison.metric, comparison.gains(method), "+"),
+            format_interval(comparison.metric, overall),
+        ]
+        row += [str(overall[key]) for key in VERDICTS]
         row += [f"{100 * benefit.fairness['share_worse_than_alone']:.0f} %"]
-        table.add_row(method, *row, p_value(test["p"]), f"{test['effect']:+.2f}")
+        table.add_row(method, *row, format_p(test["p"]), f"{test['effect']:+.2f}")
     return table
 
 
-def compared(comparison: Comparison) -> str:
-    """Which is best, by how much, and how steadily."""
+def best_sentence(comparison: Comparison) -> str:
+    """Say which method is best, by how much, and with how many seeds."""
     best = comparison.best()
     rest = [method for method in comparison.methods if method != best]
     if not rest:
-        return f"Only {best} was run: there is nothing to compare it with."
+        return f"Only {best} was run, so there is nothing to compare it with."
     second = comparison.best(rest)
     lead = sign_of(comparison.metric) * (comparison.means(best) - comparison.means(second))
     if not lead.mean() > 0:
         return f"{best} and {second} are equally good on average."
     ahead = f"{amount(comparison.metric, float(lead.mean()))} ahead of {second}"
-    steadily = f", and better than it with {int((lead > 0).sum())} of {len(lead)} seeds" if len(lead) > 1 else ""
+    steadily = f", and better than {second} with {int((lead > 0).sum())} of {len(lead)} seeds" if len(lead) > 1 else ""
     return f"{best} is best on average, {ahead}{steadily}."
 
 
-def words_of(metric: str) -> str:
+def metric_words(metric: str) -> str:
+    """Return the name of a metric with spaces."""
     return metric.replace("_", " ")
 
 
 def heading(metric: str) -> str:
-    return f"{words_of(metric)} (%)" if metric in PERCENT else words_of(metric)
+    """Return the name of a metric with its unit."""
+    return f"{metric_words(metric)} (%)" if metric in PERCENT else metric_words(metric)
 
 
-def shown(metric: str, value: float, sign: str = "") -> str:
+def format_value(metric: str, value: float, sign: str = "") -> str:
+    """Format a value of a metric, with a sign if `sign` is "+"; NaN is "-"."""
     if math.isnan(value):
         return "-"
     text = f"{100 * value:{sign}.1f}" if metric in PERCENT else f"{value:{sign}.4g}"
     return text if float(text) else text.lstrip("+-")  # zero has no sign
 
 
-def interval(metric: str, row: Mapping[str, Any]) -> str:
-    """'[-0.4, +2.1]'; nothing where it is not defined."""
+def format_interval(metric: str, row: Mapping[str, Any]) -> str:
+    """Format an interval as '[-0.4, +2.1]', or as '-' if it is undefined."""
     if math.isnan(row.get("low", math.nan)):
         return "-"
-    return f"[{shown(metric, row['low'], '+')}, {shown(metric, row['high'], '+')}]"
+    return f"[{format_value(metric, row['low'], '+')}, {format_value(metric, row['high'], '+')}]"
 
 
-def p_value(p: float) -> str:
+def format_p(p: float) -> str:
+    """Format a p-value."""
     return f"{p:.2g}" if p >= 0.0001 else "< 0.0001"
 
 
 def amount(metric: str, difference: float) -> str:
-    """How large a difference is: '0.4 points', 'less than 0.1 points', '0.0312 (rmse)'."""
+    """Format the size of a difference: '0.4 points', 'less than 0.1 points', '0.0312 (rmse)'."""
     size = abs(difference)
     if metric not in PERCENT:
-        return f"{size:.3g} ({words_of(metric)})"
+        return f"{size:.3g} ({metric_words(metric)})"
     return f"{100 * size:.1f} points" if size >= 0.0005 else "less than 0.1 points"
 
 
-def _spread(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
-    middle = shown(metric, mean(values), sign)
-    return f"{middle} ± {shown(metric, float(values.std(ddof=1)))}" if len(values) > 1 else middle
+def _mean_and_std(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
+    middle = format_value(metric, mean(values), sign)
+    return f"{middle} ± {format_value(metric, float(values.std(ddof=1)))}" if len(values) > 1 else middle
 
 
 def _title(comparison: Comparison) -> str:

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-FEW = 3
+MAX_CHANNELS = 3  # of images whose patches are multiplied as a matrix
 
 
 class FewChannelConvolution(TorchFunctionMode):
-    """Replaces plain `conv2d` calls (stride 1, no dilation, one group) on inputs of at most `FEW` channels.
+    """Replaces plain `conv2d` calls (stride 1, no dilation, one group) on inputs of at most `MAX_CHANNELS` channels.
 
     Others, where there is one client, get their channels last.
     """
@@ -36,11 +36,11 @@ class FewChannelConvolution(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.conv2d:
-            return _conv2d(self.alone, *args, **(kwargs or {}))
+            return conv2d(self.alone, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _conv2d(
+def conv2d(
     alone: bool,
     input: Tensor,
     weight: Tensor,
@@ -50,9 +50,10 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    """Compute what `torch.conv2d` does; `alone` says that the model is one client's."""
     x = input
     plain = stride in (1, (1, 1)) and dilation in (1, (1, 1)) and groups == 1 and not isinstance(padding, str)
-    if not plain or x.ndim != 4 or x.shape[1] > FEW:
+    if not plain or x.ndim != 4 or x.shape[1] > MAX_CHANNELS:
         if alone and x.ndim == 4:
             x, weight = (value.contiguous(memory_format=torch.channels_last) for value in (x, weight))
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)

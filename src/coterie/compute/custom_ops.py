@@ -1,4 +1,4 @@
-"""Functions of tensors that are compiled once and apart from the steps that call them.
+"""Makes functions of tensors operations of their own, compiled once and apart from the steps that call them.
 
 What a step is traced to grows with each call of a function of many operations, and TorchInductor's time more than that:
 pFedBreD's step, which takes seven gradients, took 90 s to compile with its convolutions in it. Such a function is made
@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import _disable_current_modes
 
-from coterie.machine_code import compile_graph
+from coterie.compute.inductor import compile_graph
+from coterie.compute.torch_private import private
 
 Run = tuple[Callable[..., list[Tensor]], Any]  # a function of tensors, and TorchInductor's code behind it
 _found: dict[str, Callable[..., Run]] = {}
 
 
-def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[..., Any]:
-    """`function` as an operation on the CPU, of so many tensors each."""
+def register_op(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[..., Any]:
+    """Register `function`, of so many tensors to so many, as an operation on the CPU.
+
+    It is compiled for the shapes of its arguments when it is first called with them.
+    """
     name = function.__name__
     runs: dict[Hashable, Run] = {}
 
@@ -32,8 +34,8 @@ def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[.
     def find(*given: Tensor) -> Run:
         key = (torch.get_num_threads(), *[(value.shape, value.stride(), value.dtype) for value in given])
         if key not in runs:
-            with _disable_current_modes():  # those of whoever traces a step
-                runs[key] = compile_graph(make_fx(listed)(*given), list(given))
+            with private("disable_current_modes")():  # those of whoever traces a step
+                runs[key] = compile_graph(private("make_fx")(listed)(*given), list(given))
         return runs[key]
 
     def run(*given: Tensor) -> Any:
@@ -49,5 +51,5 @@ def apart(function: Callable[..., Any], inputs: int, outputs: int) -> Callable[.
 
 
 def code_of(name: str, *given: Tensor) -> Any:
-    """The code behind the operation of that name for such tensors: a function of a list of them, to a list."""
+    """Return the code that TorchInductor wrote for the operation of that name and such tensors."""
     return _found[name](*given)[1]

@@ -1,99 +1,97 @@
-"""From a traced step to machine code, by TorchInductor; what has been compiled once is kept on disk for other runs.
+"""Makes machine code of a traced step, by TorchInductor; what has been compiled once is kept on disk for other runs.
 
 The cache is TorchInductor's own: in the folder TORCHINDUCTOR_CACHE_DIR, else in the user's cache folder
 (~/.cache/coterie, or in XDG_CACHE_HOME), where compiled headers always are. It can be deleted at any time. It holds
 sources and what the C++ compiler made of them. TorchInductor could keep whole graphs too, and start sooner, but as
-pickles, which we neither write nor read. Most of its modules choose a folder in /tmp when they are imported, so none of
-them is before one is chosen here.
+pickles, which we neither write nor read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.kernels import compiled_together, replaced
+from coterie.compute.cache import cache_folder, environment
+from coterie.compute.torch_private import has, private
 
-FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-HEADERS = "precompiled_headers"
-TAKES = 4.0  # seconds, about, of a step that is not in the cache: 2 to 6 were seen, and 20 of one with seven gradients
-LEAST = 2.0  # what took less was found in the cache
-CONVOLUTIONS = 15.0  # the same of a step with convolutions, some of which are compiled apart
-COLD = 5.0  # more, where no header was ever compiled
+HEADER_FOLDER = "precompiled_headers"
+STEP_SECONDS = (
+    4.0  # seconds, about, of a step that is not in the cache: 2 to 6 were seen, and 20 of one with seven gradients
+)
+MIN_SECONDS = 2.0  # what took less was found in the cache
+CONVOLUTION_SECONDS = 15.0  # the same of a step with convolutions, some of which are operations of their own
+COLD_SECONDS = 5.0  # more, where no header was ever compiled
 _taken: list[float] = []  # seconds, in this process
 
 
 def compiling_takes(convolves: bool = False) -> float:
-    """Seconds that compiling a step may take: what the last one took here; the first starts the compiler, too."""
+    """Return how many seconds compiling a step may take: what the last one took; the first starts the compiler, too."""
     if len(_taken) > 1:
-        return max(LEAST, _taken[-1])
-    cold = not _taken and not any((cache_folder() / HEADERS).glob("*.gch"))
-    return min([CONVOLUTIONS if convolves else TAKES, *_taken]) + COLD * cold
+        return max(MIN_SECONDS, _taken[-1])
+    cold = not _taken and not any((cache_folder() / HEADER_FOLDER).glob("*.gch"))
+    return min([CONVOLUTION_SECONDS if convolves else STEP_SECONDS, *_taken]) + COLD_SECONDS * cold
 
 
 def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> tuple[Callable[..., list[Tensor]], Any]:
-    """(the graph as a function of tensors of the shapes of `example`, the code behind it).
+    """Compile a traced graph for tensors of the shapes of `example`.
 
-    Raises what TorchInductor raises.
+    Returns:
+        The graph as a function of such tensors, and the Python code that TorchInductor wrote for it (or None).
+
+    Raises:
+        Whatever TorchInductor raises.
     """
-    os.environ.setdefault(FOLDER, str(cache_folder()))
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
     begin = time.perf_counter()
     made = list[Any]()
+    compile_inner = private("compile_fx_inner")
 
     def inner(*args: Any, **kwargs: Any) -> Any:
-        made.append(compile_fx_inner(*args, **kwargs))
+        made.append(compile_inner(*args, **kwargs))
         return made[-1]
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._inductor.config.patch(fx_graph_cache=False))
-        for each in (no_garbage, _own_headers, _processor_known, _all_remembered):
+        stack.enter_context(environment())
+        stack.enter_context(private("config").patch(fx_graph_cache=False))
+        for each in (_own_headers, _processor_known):
             stack.enter_context(each())
-        stack.enter_context(compiled_together(os.cpu_count() or 1))
-        run: Any = compile_fx(graph, list[Any](example), inner_compile=inner)
+        run: Any = private("compile_fx")(graph, list[Any](example), inner_compile=inner)
     _taken.append(time.perf_counter() - begin)
     return run, getattr(made[0], "current_callable", None) if made else None
 
 
 def compile_source(text: str) -> Any:
-    """C++ as a library. Raises what TorchInductor raises."""
-    os.environ.setdefault(FOLDER, str(cache_folder()))
-    from torch._inductor.codecache import CppCodeCache
+    """Compile C++ to a library.
 
-    with _own_headers(), _processor_known():
-        return CppCodeCache.load(text)
+    Raises:
+        Whatever TorchInductor raises.
+    """
+    with environment(), _own_headers(), _processor_known():
+        return private("CppCodeCache").load(text)
 
 
 @contextlib.contextmanager
-def no_garbage() -> Iterator[None]:
-    """Nothing is looked through for garbage meanwhile: a graph and its code are many objects, all in use."""
-    enabled = gc.isenabled()
-    gc.disable()
+def _replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of somebody else's other values for a while; those that are not there are left alone."""
+    usual = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
     try:
+        for name in usual:
+            setattr(owner, name, values[name])
         yield
     finally:
-        if enabled:
-            gc.enable()
+        for name, value in usual.items():
+            setattr(owner, name, value)
 
 
 @contextlib.contextmanager
 def _own_headers() -> Iterator[None]:
     """Headers are compiled once a machine, and TorchInductor keeps them in /tmp whatever folder is chosen."""
-    from torch._inductor import codecache
-
-    folder = cache_folder() / HEADERS
-    with replaced(codecache, _HEADER_DIR=str(folder), _HEADER_LOCK_DIR=str(folder / "locks")):
+    folder = cache_folder() / HEADER_FOLDER
+    with _replaced(private("codecache"), _HEADER_DIR=str(folder), _HEADER_LOCK_DIR=str(folder / "locks")):
         yield
 
 
@@ -103,35 +101,13 @@ def _processor_known() -> Iterator[None]:
 
     What is beyond AVX (bfloat16, tiles) comes with -march=native.
     """
-    from torch._inductor import config, cpu_vec_isa
-
-    if config.cpp.vec_isa_ok is not None or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+    config = private("config")
+    if (
+        not has("VecISA")
+        or config.cpp.vec_isa_ok is not None
+        or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512")
+    ):
         yield
         return
-    with replaced(cpu_vec_isa.VecISA, check_build=lambda *_: False), config.patch({"cpp.vec_isa_ok": True}):
+    with _replaced(private("VecISA"), check_build=lambda *_: False), config.patch({"cpp.vec_isa_ok": True}):
         yield
-
-
-@contextlib.contextmanager
-def _all_remembered() -> Iterator[None]:
-    """TorchInductor simplifies an index by SymPy for each use of it, and remembers the last 128: a step has more."""
-    from torch._inductor import sizevars
-    from torch._inductor.codegen import cpp
-
-    names = ("stride_at", "simplify_index_in_vec_range", "stride_at_vec_range")
-    found = {name: getattr(getattr(sizevars, name, None), "__wrapped__", None) for name in names}
-    wide = {name: functools.cache(function) for name, function in found.items() if function}
-    with replaced(sizevars, **wide), replaced(cpp, **wide):
-        yield
-
-
-@functools.cache
-def cache_folder() -> Path:
-    """Where nobody else can write: what is found there is run."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "coterie" / "torchinductor"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # no home folder, or a full or read-only one
-        return Path(tempfile.mkdtemp(prefix="coterie-"))

@@ -85,29 +85,29 @@ enum { KERNEL, PRODUCT, READ };
 struct Op {
     int64_t kind;    // KERNEL of the compiled step; PRODUCT c = a b, with more added to it; READ examples
     void* kernel;
-    int64_t first;   // of its columns in the row: all pointers of a kernel; a, b, c, s, t; or the pool, positions, to
+    int64_t first;   // of its columns in the row: all pointers of a kernel; a, b, c, s; or the pool, positions, to
     int64_t number;  // of them
     int64_t batch, m, n, k;  // READ: m examples of k bytes each, of n in the pool
-    int64_t add;      // c = a b; 1: s + a b; 2: s + share (t - s) + a b
+    int64_t add;      // c = a b; 1: s + a b
     int64_t along_n;  // how it is summed: see below
     int64_t ab, am, ak, bb, bk, bn, cb, cm, cn;  // strides: a of batch, m and k; b of batch, k and n; c likewise
-    int64_t sb, sm, sn;  // of s, and of t; they may be c
-    double share;
+    int64_t sb, sm, sn;  // of s, which may be c
 };
+static_assert(sizeof(Op) == 22 * sizeof(int64_t), "OP_FIELDS in replay.py");
 
 // The operands of a product, or where a tile of it begins.
 struct Place {
     const float *a, *b;
     float* c;
-    const float *s, *t;
+    const float* s;
 
     Place batch(const Op& op, int64_t l) const {
-        return {a + l * op.ab, b + l * op.bb, c + l * op.cb, s + l * op.sb, t + l * op.sb};
+        return {a + l * op.ab, b + l * op.bb, c + l * op.cb, s + l * op.sb};
     }
 
     Place tile(const Op& op, int64_t i, int64_t j) const {
         const int64_t at = i * op.sm + j * op.sn;
-        return {a + i * op.am, b + j * op.bn, c + i * op.cm + j * op.cn, s + at, t + at};
+        return {a + i * op.am, b + j * op.bn, c + i * op.cm + j * op.cn, s + at};
     }
 };
 
@@ -129,23 +129,20 @@ void along_k(const Op& op, const Place& p) {
         Vector sum = sums[i][j];
         if (left) sum = multiply_add(load(a + i * am + whole, left), load(b + j * bn + whole, left), sum);
         const int64_t at = i * op.sm + j * op.sn;
-        float start = op.add ? p.s[at] : 0;
-        if (op.add == 2) start += (float)op.share * (p.t[at] - start);
+        const float start = op.add ? p.s[at] : 0;
         p.c[i * op.cm + j * op.cn] = start + total(sum);
     }
 }
 
-// c = a b where b, c, s and t are contiguous along n: every number of a times vectors of b, the last of which has `left`.
+// c = a b where b, c and s are contiguous along n: every number of a times vectors of b, the last of which has `left`.
 template <int R, int C, bool WHOLE>
 void along_n(const Op& op, const Place& p, int64_t left = WIDTH) {
     const int64_t am = op.am, ak = op.ak, bk = op.bk;
     const float *a = p.a, *b = p.b;
-    const Vector share = (float)op.share - Vector{};
     Vector sums[R][C];
     EACH for (int i = 0; i < R; i++) EACH for (int j = 0; j < C; j++) {
         const int64_t at = i * op.sm + j * WIDTH;
-        Vector start = op.add ? (WHOLE ? load(p.s + at) : load(p.s + at, left)) : Vector{};
-        if (op.add == 2) start = multiply_add(share, (WHOLE ? load(p.t + at) : load(p.t + at, left)) - start, start);
+        const Vector start = op.add ? (WHOLE ? load(p.s + at) : load(p.s + at, left)) : Vector{};
         sums[i][j] = start;
     }
     for (int64_t k = 0; k < op.k; k++) {
@@ -221,7 +218,7 @@ void take_step(const Op* ops, int64_t number, void* const* row) {
         void* const* with = row + op->first;
         const auto numbers = [&](int k) { return (float*)with[k]; };
         if (op->kind == PRODUCT)
-            product(*op, {numbers(0), numbers(1), numbers(2), numbers(3), numbers(4)});
+            product(*op, {numbers(0), numbers(1), numbers(2), numbers(3)});
         else if (op->kind == READ)
             read(*op, (const char*)with[0], (const int64_t*)with[1], (char*)with[2]);
         else if (op->number <= 32)

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.apart import apart
-from coterie.layout import first, laid_out, last
+from coterie.compute.custom_ops import register_op
+from coterie.compute.layout import first, laid_out, last
 
 aten = torch.ops.aten
 KERNEL = 5  # r
@@ -72,7 +72,7 @@ def convolution_backward(
     return tuple(value if each else None for value, each in zip((*both, grad.sum((0, 2, 3))), mask, strict=True))
 
 
-DECOMPOSITIONS: dict[torch._ops.OpOverload[..., Any], Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
 }
@@ -208,4 +208,6 @@ def _overlapped(parts: list[Tensor], axis: int) -> Tensor:
 
 @functools.cache
 def _ops() -> Any:
-    return SimpleNamespace(points=apart(points, 2, 2), products=apart(products, 2, 1), gradients=apart(gradients, 3, 2))
+    return SimpleNamespace(
+        points=register_op(points, 2, 2), products=register_op(products, 2, 1), gradients=register_op(gradients, 3, 2)
+    )

@@ -1,4 +1,4 @@
-"""From bytes to numbers: images stay uint8 in memory and become float32 where a minibatch enters the model.
+"""Decoding images: they stay uint8 in memory and become float32 where a minibatch enters the model.
 
 decode(x)_c = (x_c / 255 - mean_c) / std_c          for channel c; x [batch, channels, ...]
 """
@@ -11,12 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Numbers and not tensors, so that it is part of what a compiled step is. One number stands for all channels."""
+    """The scaling of images: a mean and a standard deviation for each channel, or one of each for all channels.
+
+    They are Python numbers and not tensors, so that a compiled step contains them as constants.
+
+    Raises:
+        DataError: if there are not as many means as standard deviations, or a standard deviation is not above 0.
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -26,7 +32,11 @@ class Decode:
             raise DataError(f"scaling needs as many means as standard deviations, above 0, not {self.mean}, {self.std}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Floats are taken to be decoded already and pass through."""
+        """Decode images [batch, channels, ...]; tensors that are not uint8 pass through as already decoded.
+
+        Raises:
+            DataError: if the images do not have as many channels as there are means.
+        """
         if x.dtype != torch.uint8:
             return x
         unit = x.to(torch.float32) / 255
@@ -38,12 +48,14 @@ class Decode:
         return torch.stack(scaled, 1)
 
     def to_json(self) -> dict[str, Any]:
+        """Return `{"mean": [...], "std": [...]}`."""
         return {key: list(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, value: Any) -> Decode | None:
+        """Invert `to_json`; None, for data without images, stays None."""
         return None if value is None else cls(tuple(map(float, value["mean"])), tuple(map(float, value["std"])))
 
 
-UNIT = Decode()
+UNIT = Decode()  # to [0, 1]
 IMAGENET = Decode((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,7 +1,7 @@
-"""Where tensors live. The data is moved to the device once; states are made there and stay.
+"""Devices: where tensors live. The data is moved to the device once; states are made there and stay there.
 
 Methods make small tensors as they go (`torch.zeros(())`). Inside `with on(device):` these are made on the device, so a
-method's file says nothing of devices. Random numbers are drawn on the CPU and moved: draws are equal everywhere.
+method's file does not mention devices. Random numbers are drawn on the CPU and moved, so they are equal everywhere.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ KINDS = ("cpu", "cuda", "mps")
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Make new tensors there. The CPU is where they are made anyway, at no cost."""
+    """Return a context in which new tensors are made on `device`; for the CPU it does nothing and costs nothing."""
     return contextlib.nullcontext() if device.type == "cpu" else torch.device(device)
 
 
 def parse(text: str) -> torch.device:
-    """Raises `ValueError` in words if it is no device that a run can use, here or elsewhere."""
+    """Read a device from its name.
+
+    Raises:
+        ValueError: if no machine has a device of that name that a run could use; the message lists the choices.
+    """
     kind, _, number = text.partition(":")
     if kind not in KINDS or (number and not (number.isdecimal() and kind == "cuda")) or text.endswith(":"):
         raise ValueError("choose from cpu, cuda (or cuda:1, ... where there are several), mps")
@@ -28,14 +32,15 @@ def parse(text: str) -> torch.device:
 
 
 def is_known(text: object) -> bool:
+    """Tell whether `text` names a device that `parse` accepts, whether this machine has it or not."""
     try:
         return isinstance(text, str) and bool(parse(text))
     except ValueError:
         return False
 
 
-def missing(text: str) -> str | None:
-    """Why this machine cannot use the device, in words; None if it can."""
+def unavailable_reason(text: str) -> str | None:
+    """Explain in a sentence why this machine cannot use the device; return None if it can."""
     device = parse(text)
     if device.type == "cuda":
         if not torch.cuda.is_available():

@@ -1,8 +1,8 @@
 """Dropout that is a pure function of a key, so that every engine drops the same units.
 
-PyTorch draws dropout masks from a global generator, whose order depends on how clients are stacked. Inside
-`with KeyedDropout(key)`, each dropout call takes its mask from a hash of (key, number of the call, position) instead:
-the same in every engine, for every chunking, compiled or not.
+PyTorch draws dropout masks from a global generator, in an order that depends on how clients are stacked. Inside `with
+KeyedDropout(key)`, each dropout call instead takes its mask from a hash of (key, number of the call, position), which
+is the same in every engine and for every chunk size, compiled or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _MASK = 0xFFFFFFFF
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Replaces `torch.nn.functional.dropout*` (and so all of `nn.Dropout*`) by keyed versions."""
+    """A context that replaces `torch.nn.functional.dropout*`, and with them `nn.Dropout*`, by keyed versions.
+
+    Args:
+        key: an int64 scalar, one for each training step.
+    """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
@@ -37,30 +41,30 @@ class KeyedDropout(TorchFunctionMode):
         if not training or p == 0.0:
             return x
         self.calls += 1
-        # dropout2d takes [batch, channels, length] too, as PyTorch does; the others take one example without a batch.
+        # Like PyTorch, dropout2d also takes [batch, channels, length]; dropout1d and dropout3d take one example alone.
         lead = min(2, x.ndim) if spatial == 2 else x.ndim - spatial
         shape = (*x.shape[:lead], *[1] * (x.ndim - lead))
         keep = uniform(self.key + self.calls * 0x9E3779B1, shape) >= p
         return x * keep / (1 - p) if p < 1 else torch.zeros_like(x)
 
 
-# How many of the last axes are dropped as one.
+# The number of trailing axes that are dropped or kept together.
 _DROPOUTS: dict[Callable[..., Any], int] = {F.dropout: 0, F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Numbers in [0, 1), a hash of (key, position); `key` is an int64 scalar."""
+    """Return numbers in [0, 1) of the given shape, each a hash of the int64 scalar `key` and its position."""
     size = 1
     for length in shape:
         size *= length
     position = torch.arange(size, device=key.device).reshape(shape)
-    # Keys are drawn from a good generator, so one round for each half of the key is enough (and quick to compile).
+    # Keys come from a good generator, so one round of hashing for each half of the key is enough, and compiles quickly.
     bits = _hash((position + (key & _MASK)) & _MASK)
     bits = _hash(bits ^ ((key >> 32) & _MASK))
     return (bits >> 8).to(torch.float32) * 2.0**-24
 
 
 def _hash(x: Tensor) -> Tensor:
-    """A 32-bit mixer in int64 arithmetic; the multiplier is below 2^31, so the product does not overflow."""
+    """Mix 32 bits in int64 arithmetic; the multiplier is below 2^31, so the product does not overflow."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
     return x ^ (x >> 15)

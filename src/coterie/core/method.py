@@ -6,148 +6,255 @@ Every personalised federated method repeats three verbs:
     say        client i sends a message: parameters, a log-weight, ...         (the `Up` it returns)
     combine    the messages become each client's next prior                    (`aggregate`, `dispatch`)
 
-Client functions see ONE client and no client axis; server functions always see the client axis first. State and
-messages are trees of tensors (`coterie.tree`); "nothing" is the empty tuple. All functions are pure.
+A run calls the functions of a method in this order:
+
+    init_server, init_client                      once
+    dispatch, local_update, aggregate             in every round, for the clients of the round
+    deploy, personalize, predict                  whenever models are evaluated, and at the end
+    onboard                                       for a client that joins after the run
+
+Client functions (`init_client`, `local_update`, `personalize`, `predict`) see one client: their trees have no client
+axis, and an engine may run many clients at once under `torch.func.vmap`. Server functions (`init_server`, `dispatch`,
+`aggregate`, `deploy`) see the clients of a round: the leaves of messages have the client axis first. States and
+messages are trees of tensors (`coterie.core.tree`); "nothing" is the empty tuple. All functions are pure: they modify
+nothing that they are given, and draw random numbers only from what they are given.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.paged import Store
-from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.client_rows import RowStore
+from coterie.core.task import Task
+from coterie.core.tree import Params, Tree
 
-Server = TypeVar("Server")
-Client = TypeVar("Client")
-Down = TypeVar("Down")
-Up = TypeVar("Up")
-Info = dict[str, Tensor]
-COUNTS = {"count", "size", "class_size"}  # leaves of these names are numbers of examples
+Server = TypeVar("Server")  # the server's state
+Client = TypeVar("Client")  # one client's private state, which never leaves it
+Down = TypeVar("Down")  # the message from the server to one client
+Up = TypeVar("Up")  # the message from one client to the server
+Info = dict[str, Tensor]  # values worth logging, by name
+EXAMPLE_COUNT_NAMES = {"count", "size", "class_size"}  # leaves of a message with these names count examples
 
 
 class Population(NamedTuple):
-    """Who takes part: `size` clients in all, of which at most `audience` are heard in one round, and in what task.
+    """The clients that a server is made for.
 
-    A server that holds a part of the model (its body) or something for each class needs the task to know their names
-    and shapes; most do not. One that draws random numbers for each client draws them from the clients' `keys`
-    (`coterie.rng.uniform`), so that they belong to the client and not to its position.
+    A server that holds a part of the model (its body) or something for each class needs `task` to know names and
+    shapes; most servers do not. A server that draws random numbers for each client draws them from the clients' `keys`
+    (`coterie.core.rng.uniform`), so that they belong to the client and not to its position.
     """
 
-    size: int
-    audience: int
+    size: int  # the number of all clients
+    audience: int  # the largest number of clients that are heard in one round
     task: Task | None = None
-    keys: Tensor | None = None  # [size] int64, a hash of each client's name; None: they have numbers only
-    store: Store | None = None  # where rows of many clients may be; None: in memory
+    keys: Tensor | None = None  # [size] int64, a hash of each client's name; None if clients have no names
+    store: RowStore | None = None  # decides where rows of many clients are kept; None keeps them in memory
 
     def rows(self, first: Tree) -> Any:
-        """`first` for every client, to be read and replaced by `coterie.paged.take` and `put` only."""
+        """Return a row for every client, all equal to `first` at the start.
+
+        Read and replace these rows only with `coterie.core.client_rows.take` and `put`: they may be kept in files.
+        """
         return tree.broadcast(first, self.size) if self.store is None else self.store.rows(first, self.size)
 
 
-class Sized(NamedTuple):
-    """A message shared by the methods that average models by number of examples."""
+class CountedParams(NamedTuple):
+    """The message of methods that average models by number of examples."""
 
     params: Params
-    count: Tensor  # type: ignore[assignment]  # []; the client's number of training examples, n_i
+    count: Tensor  # type: ignore[assignment]  # []; n_i, the client's number of training examples
 
 
-class Parts(NamedTuple):
-    """A message shared by the methods whose server may go beyond the average: with parameters, but not with buffers."""
+class TrainedAndBuffers(NamedTuple):
+    """The message of methods whose server may step beyond the average in trained parameters, but not in buffers."""
 
     trained: Params
     buffers: Params
-    count: Tensor  # type: ignore[assignment]  # []; the client's number of training examples, n_i
+    count: Tensor  # type: ignore[assignment]  # []; n_i, the client's number of training examples
 
-    def relax(self, server: Params, weights: Tensor, beta: float) -> Params:
-        """(1 - beta) server + beta mean over the clients; buffers are averaged, as no variance may fall below 0."""
+    def relaxed_mean(self, server: Params, weights: Tensor, beta: float) -> Params:
+        """Return (1 - beta) server + beta mean over the clients. Call it on the messages of a round.
+
+        Buffers are averaged whatever `beta` is, since extrapolating could make a variance negative.
+
+        Args:
+            server: the server's model, whose names are those of `trained` and `buffers` together.
+            weights: [clients], what each client counts in the mean.
+            beta: the relaxation; 1 gives the mean, more extrapolates.
+        """
         mean = tree.mean(self.trained, weights)
         new = tree.mix({name: server[name] for name in mean}, mean, beta)
         return {**server, **new, **tree.mean(self.buffers, weights)}
 
 
 class Newcomer(NamedTuple):
-    """A site that took no part, with a copy of the finished server that is its own: the others' are not touched."""
+    """A client that took no part in the run, with its own copy of the finished server; see `Method.onboard`."""
 
-    server: Any  # with one more row for it, the last, where the server has rows for clients
+    server: Any  # if the server has rows for clients, the last row is the newcomer's
     params: Params  # the model that its `init_client` is given
-    only: frozenset[str] | None = None  # what of the model it trains; None: what everybody does
+    only: frozenset[str] | None = None  # the names of the parameters it trains; None: those that everybody trains
 
 
 class Method(ABC, Generic[Server, Client, Down, Up]):
     """A method is a frozen dataclass: its fields are its hyper-parameters, and its flags on the command line."""
 
-    peer_to_peer: ClassVar[bool] = True  # False: it needs one server (its peers' copies would not stay consistent)
-    learns_from: ClassVar[str] = "all clients, through the model that they share"  # for the model card
+    # False: the method needs one server, because copies of the server at the clients would not stay consistent.
+    peer_to_peer: ClassVar[bool] = True
+    # Completes the sentence "this model learned from ..." in the model card.
+    learns_from: ClassVar[str] = "all clients, through the model that they share"
+    law_contexts: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    """Options (names of fields with values) beside which other options come into play.
+
+    The laws (`coterie.testing`) change one option at a time. One that matters only together with another, such as a
+    step size of something that is off by default, changes nothing alone: the method names the company it needs here.
+    """
+
+    exempt: ClassVar[Mapping[int, str]] = {}
+    """The laws (`coterie.testing`) that do not apply to this method, by number, each with the reason in words."""
 
     @abstractmethod
-    def init_server(self, params: Params, population: Population) -> Server: ...
+    def init_server(self, params: Params, population: Population) -> Server:
+        """Return the server's state before the first round.
+
+        Args:
+            params: the initial model, buffers included.
+            population: the clients, of which the server may hold one row each.
+        """
 
     @abstractmethod
-    def init_client(self, params: Params) -> Client: ...
+    def init_client(self, params: Params) -> Client:
+        """Return a client's private state before the first round it takes part in.
+
+        Args:
+            params: the initial model, buffers included; it is the same for all clients.
+        """
 
     @abstractmethod
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
-        """What the clients `ids` are sent; leaves [len(ids), ...]."""
+        """Return what the server sends to the clients of a round.
+
+        Args:
+            server: the server's state.
+            ids: [clients of the round] int64, their numbers among all clients.
+            rng: a generator for this round. Draw a fixed number of values from it and hash the clients' keys with
+                them (`coterie.core.rng.uniform`), so that draws do not depend on which clients are asked for together.
+
+        Returns:
+            Messages with leaves [len(ids), ...]. `tree.broadcast` sends the same to all without copying.
+        """
 
     @abstractmethod
     def local_update(self, task: Task, client: Client, down: Down, batches: Batches) -> tuple[Client, Up, Info]:
-        """One client's work of one round: its new private state, its message, and scalars worth logging."""
+        """Do one client's work of one round.
+
+        Args:
+            task: the model and its loss.
+            client: the client's private state.
+            down: what the server sent to this client, without the client axis.
+            batches: the client's minibatches of this round.
+
+        Returns:
+            The client's new private state, its message to the server, and scalars worth logging, by name. The console
+            shows the one called "loss".
+        """
 
     @abstractmethod
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
-        """Combine the messages of the clients `ids`; leaves of `ups` are [len(ids), ...]."""
+        """Combine the messages of a round into the server's new state.
+
+        Args:
+            server: the server's state, as it was dispatched.
+            ids: [clients of the round] int64, the senders' numbers among all clients.
+            ups: their messages, leaves [len(ids), ...].
+        """
 
     @abstractmethod
     def personalize(self, task: Task, client: Client, down: Down, batches: Batches) -> Tree:
-        """The view: what this client would deploy now. `batches` holds `personalize_epochs` epochs of its data."""
+        """Return the view: what this client would deploy now, usually a model.
+
+        Args:
+            task: the model and its loss.
+            client: the client's private state; that of `init_client` if it has not taken part yet.
+            down: what `deploy` sent to this client, without the client axis.
+            batches: `personalize_epochs` epochs of the client's training data; never validation or test data.
+        """
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
-        """What the clients `ids` are sent to make their views of; the same as in a round, unless a round explores."""
+        """Return what the server sends to the clients `ids` to make their views; by default `dispatch`.
+
+        Override it if a round explores, or if views need less than a round does. Arguments and result are those of
+        `dispatch`.
+        """
         return self.dispatch(server, ids, rng)
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
-        """How a site joins that took no part: before its first round (`ups` None) and with its message after each.
+        """Let a client join that took no part in the run.
 
-        It is client `ids` of its own copy of the server, and there it dispatches, updates and personalises like any
-        client that has not taken part before. By default what it says changes nothing: what the server has learned
-        from the others is its prior in every round. `params` and `only` are read once, before the first round.
+        The newcomer works on its own copy of the server, so the other clients' models are not touched. There it is
+        dispatched to, updates and personalises like a client that has not taken part before. By default its messages
+        change nothing: what the server learned from the others is its prior in every round.
+
+        Args:
+            task: the model and its loss.
+            newcomer: the newcomer before this call.
+            ids: [1] int64, the newcomer's number in its copy of the server.
+            ups: None before its first round, and after each round its message, with leaves [1, ...].
+
+        Returns:
+            The newcomer from now on. `params` and `only` are read once, before its first round.
         """
         return newcomer
 
     def predict(self, task: Task, view: Any, x: Tensor) -> Tensor:
-        """Logits (or regression outputs) of the deployed view."""
+        """Return the view's predictions for the examples `x` [batch, ...]: logits [batch, classes], or outputs."""
         return task.logits(view, x)
 
     @property
     def personalize_epochs(self) -> int:
-        """How many epochs of its training data a client needs to make its view (0: none)."""
+        """The number of epochs of its training data that a client needs to make its view; 0 if it needs none."""
         return 0
 
     def global_model(self, server: Server) -> Params | None:
-        """One model for everybody, if the method has one beside the clients' own; it is then evaluated too (G)."""
+        """Return the method's one model for everybody, which is then evaluated too (G); None if it has none.
+
+        Return None as well if the clients deploy that model anyway.
+        """
         return None
 
     def message_bytes(self, ups: Up) -> int:
-        """What the clients would send; less than the tensors' own size where they have room that is not used."""
+        """Return how many bytes the clients would send for the messages `ups` (leaves [clients, ...]).
+
+        Override it if messages have room that is not always used.
+        """
         return tree.nbytes(ups)
 
     def implausible(self, up: Up, examples: int) -> str | None:
-        """What a client that has `examples` examples cannot truthfully say in its message; None: nothing. A deployed
-        server asks before it combines. By default, leaves named as in `COUNTS` may not add up to more examples."""
+        """Explain what in a message cannot be true; return None if everything can. A deployed server asks this first.
+
+        By default, leaves whose names are in `EXAMPLE_COUNT_NAMES` may neither be negative nor add up to more than
+        the declared examples. Override it if a message makes other claims that can be checked.
+
+        Args:
+            up: one client's message, without the client axis.
+            examples: the number of training examples that the client declared when it joined.
+        """
         for path, leaf in tree.pack(up).items():
-            if path.rpartition("/")[2] in COUNTS:
+            if path.rpartition("/")[2] in EXAMPLE_COUNT_NAMES:
                 total, least = float(leaf.double().sum()), float(leaf.min()) if leaf.numel() else 0.0
                 if least < 0 or not 0 < total <= examples:
                     return f"'{path}' counts {total:g} examples of {examples} declared"
         return None
 
     def server_info(self, server: Server) -> Info:
-        """Tensors of the server worth logging each round, such as who learned from whom."""
+        """Return tensors of the server's state worth logging after each round, such as who learned from whom.
+
+        "collaboration" [clients, clients] and "weight" [clients] are drawn in the report.
+        """
         return {}

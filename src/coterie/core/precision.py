@@ -1,10 +1,10 @@
-"""bf16: products in half the bits.
+"""bf16: matrix products and convolutions with half the bits.
 
-Inside `with BFloat16():` matrix products and convolutions take their arguments as bfloat16 and give float32 back, in
-the forward pass and, by the derivative of the casts, in the backward pass. Parameters, their gradients, optimisers,
-normalisation and losses stay float32, so nothing needs a loss scale.
+Inside `with BFloat16():` they take their arguments as bfloat16 and return float32, in the forward pass and, by the
+derivative of the casts, in the backward pass. Parameters, their gradients, optimisers, normalisation and losses stay
+float32, so no loss scaling is needed.
 
-Not `torch.autocast`: that leaves activations in bfloat16, which BatchNorm with float32 statistics does not take when
+`torch.autocast` would not do: it leaves activations in bfloat16, which BatchNorm with float32 statistics refuses when
 clients are stacked.
 """
 
@@ -47,6 +47,8 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
 
 
 class BFloat16(TorchFunctionMode):
+    """A context in which the functions in `_PRODUCTS` round their float32 arguments to bfloat16."""
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

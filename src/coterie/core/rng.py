@@ -1,8 +1,8 @@
 """Randomness: every draw comes from a generator seeded by (seed, purpose, round, client).
 
-No generator is ever shared or carried from one draw to the next, so results do not depend on the order of clients, on
-chunks, on workers, or on whether a run was interrupted. Clients are named, not numbered, so that relabelling them only
-relabels the results.
+No generator is shared or carried from one draw to the next, so results do not depend on the order of clients, on chunk
+sizes, on workers, or on whether a run was interrupted. Seeds use the clients' names and not their numbers, so
+relabelling the clients only relabels the results.
 """
 
 from __future__ import annotations
@@ -19,37 +19,42 @@ _MASK = 0xFFFFFFFF
 
 
 def seed_of(*parts: int | str) -> int:
-    """64 bits from the parts, the same on every machine."""
+    """Return a 64-bit seed, a hash of the parts that is the same on every machine."""
     text = "\x1f".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 def seeds_of(first: Sequence[int | str], last: Sequence[str]) -> NDArray[np.uint64]:
-    """`seed_of(*first, each)` for every one of `last`; what they share is read once."""
+    """Return [len(last)], `seed_of(*first, name)` for every name in `last`; the common part is hashed once."""
     shared = hashlib.blake2b("\x1f".join([*map(str, first), ""]).encode(), digest_size=8)
     digests = []
-    for each in last:
-        own = shared.copy()
-        own.update(each.encode())
-        digests.append(own.digest())
+    for name in last:
+        digest = shared.copy()
+        digest.update(name.encode())
+        digests.append(digest.digest())
     return np.frombuffer(b"".join(digests), ">u8")
 
 
 def generator(*parts: int | str) -> np.random.Generator:
+    """Return a new NumPy generator, seeded by the parts."""
     return np.random.default_rng(seed_of(*parts))
 
 
 def torch_generator(*parts: int | str) -> torch.Generator:
+    """Return a new PyTorch generator on the CPU, seeded by the parts."""
     return torch.Generator().manual_seed(seed_of(*parts) % 2**63)
 
 
 def keys_of(names: Sequence[str]) -> Tensor:
-    """[len(names)] int64: a number for each name."""
+    """Return [len(names)] int64, a hash of each client's name."""
     return torch.tensor([seed_of("client", name) >> 1 for name in names])
 
 
 def uniform(*keys: Tensor) -> Tensor:
-    """Numbers in [0, 1), a hash of the int64 `keys`, which are broadcast: drawn for whom they are, not for where."""
+    """Return numbers in [0, 1), a hash of the int64 `keys`, which are broadcast against each other.
+
+    A number that is drawn from a client's key belongs to that client, whatever its position among the others.
+    """
     bits = torch.zeros((), dtype=torch.int64)
     for key in keys:
         for half in (key & _MASK, (key >> 32) & _MASK):
@@ -58,7 +63,7 @@ def uniform(*keys: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A 32-bit mixer in int64 arithmetic; the multiplier is below 2^31, so the product does not overflow."""
+    """Mix 32 bits in int64 arithmetic; the multiplier is below 2^31, so the product does not overflow."""
     x = x & _MASK
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
     return x ^ (x >> 15)

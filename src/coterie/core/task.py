@@ -18,18 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coterie import heads
-from coterie.batches import LEAST, Batch
-from coterie.decode import Decode
-from coterie.dropout import KeyedDropout
-from coterie.precision import BFloat16
-from coterie.tree import Params
+from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch
+from coterie.core.decode import Decode
+from coterie.core.dropout import KeyedDropout
+from coterie.core.precision import BFloat16
+from coterie.core.tree import Params
 
 Kind = Literal["classification", "regression"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 _NORMS = (
-    nn.modules.batchnorm._NormBase,  # every BatchNorm and InstanceNorm
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,
@@ -64,9 +69,9 @@ class Task:
         self.kind: Kind = kind
         self.num_classes = num_classes
         self.decode = decode  # of inputs that are bytes; floats go to the model as they are
-        self.bf16 = bf16  # products of training steps in half the bits (`coterie.precision`)
+        self.bf16 = bf16  # products of training steps in half the bits (`coterie.core.precision`)
         self._train = copy.deepcopy(module).train()
-        self._eval = heads.faster(copy.deepcopy(module).eval())
+        self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
         self._first_name = _first_names(module)
         self._own_names = frozenset(self._first_name.values())
@@ -96,7 +101,7 @@ class Task:
 
     def module(self, params: Params) -> nn.Module:
         """A copy of the wrapped module that has these parameters and buffers, in evaluation mode."""
-        module = heads.plain(copy.deepcopy(self._eval))
+        module = copy.deepcopy(self._eval)
         with torch.no_grad():
             for name, tensor in _tensors(module).items():
                 tensor.copy_(params[self._first_name[name]])
@@ -145,7 +150,7 @@ class Task:
         with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
             out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
         losses = self.output_losses(out, batch.y)
-        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(LEAST)
+        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(MIN_TOTAL_WEIGHT)
         return mean, rest
 
     def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:

@@ -1,127 +1,47 @@
-"""What clients do with their data: optimisers as pure functions, training with a penalty, and likelihoods.
+"""What clients do with their data: they train with a penalty, take gradients and measure losses.
 
-Every function here sees one client and runs inside `scan`, so it is stacked and compiled like the rest.
+Every function here sees one client. `train`, `mean_loss` and `mean_gradient` go through the client's minibatches with
+`coterie.core.scan.scan`, so engines can stack and compile them; `gradient` and `proximal_steps` see one minibatch and
+are for use inside a step of your own scan.
+
+"Trained parameters" are those that `task.split` returns first; the rest of a model are buffers and frozen parameters.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from coterie import tree
-from coterie.batches import LEAST, Batch, Batches
-from coterie.scan import scan
-from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.core import tree
+from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
+from coterie.core.optimizers import Optimizer
+from coterie.core.scan import scan
+from coterie.core.task import Task
+from coterie.core.tree import Params, Tree
 
-EXAMPLES = 128  # at once, where nothing is trained
-Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar added to the loss
-Pull = Callable[[Params, Params], Params]  # (trained parameters, anchor) -> gradient of a penalty
+EVALUATION_BATCH = 128  # examples in a minibatch where nothing is trained
+Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar that is added to the loss
+PenaltyGradient = Callable[[Params, Params], Params]  # (trained parameters, anchor) -> gradient of a penalty
 FeaturePenalty = Callable[[Tensor, Batch, Any], Tensor]  # (features [batch, dim], batch, anchor) -> scalar, likewise
 
 
-class Optimizer(ABC):
-    """A pure (init, update) pair; `update` takes the same step as the `torch.optim` class of the same name."""
-
-    @abstractmethod
-    def init(self, params: Params) -> Tree: ...
-
-    @abstractmethod
-    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
-        """(new parameters, new state)."""
-
-
-@dataclass(frozen=True)
-class SGD(Optimizer):
-    lr: Annotated[float, Field(gt=0, description="step size")] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0
-    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
-
-    def init(self, params: Params) -> Tree:
-        return tree.map(torch.zeros_like, params) if self.momentum else ()
-
-    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
-        if self.weight_decay:
-            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
-        if self.momentum:
-            state = grads = tree.map(lambda g, v: self.momentum * v + g, grads, state)
-        return tree.map(lambda p, g: p - self.lr * g, params, grads), state
-
-
-@dataclass(frozen=True)
-class Adam(Optimizer):
-    """Adam; weight decay is added to the gradient (as in `torch.optim.Adam`)."""
-
-    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
-    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
-    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
-
-    def init(self, params: Params) -> Tree:
-        return _adam_init(params)
-
-    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
-        if self.weight_decay:
-            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
-        return _adam_update(self, grads, state, params)
-
-
-@dataclass(frozen=True)
-class AdamW(Optimizer):
-    """Adam with weight decay applied to the parameters themselves (as in `torch.optim.AdamW`)."""
-
-    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
-    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
-    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, description="shrinks the parameters each step")] = 0.01
-
-    def init(self, params: Params) -> Tree:
-        return _adam_init(params)
-
-    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
-        return _adam_update(self, grads, state, tree.scale(params, 1 - self.lr * self.weight_decay))
-
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-
-
-def _adam_init(params: Params) -> Tree:
-    zeros = tree.map(torch.zeros_like, params)
-    return zeros, zeros, torch.zeros((), device=next(iter(params.values())).device)
-
-
-def _adam_update(opt: Adam | AdamW, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
-    first, second, count = state
-    count = count + 1
-    first = tree.map(lambda m, g: opt.beta1 * m + (1 - opt.beta1) * g, first, grads)
-    second = tree.map(lambda v, g: opt.beta2 * v + (1 - opt.beta2) * g * g, second, grads)
-    step = opt.lr / _one_minus_power(opt.beta1, count)
-    spread = _one_minus_power(opt.beta2, count).sqrt()
-    new = tree.map(lambda p, m, v: p - step * m / (v.sqrt() / spread + opt.eps), params, first, second)
-    return new, (first, second, count)
-
-
-def _one_minus_power(beta: float, count: Tensor) -> Tensor:
-    """1 - beta^count, without the cancellation that costs float32 four digits in the first steps."""
-    return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
-
-
 def no_penalty(params: Params, anchor: Any) -> Tensor:
+    """Return 0: the penalty of plain training."""
     return torch.zeros(())
 
 
-def quadratic(params: Params, anchor: tuple[Params, Tensor]) -> Tensor:
-    """(strength / 2) ||params - centre||^2 for `anchor = (centre, strength)`; the squared norm, with its gradient."""
+def quadratic_penalty(params: Params, anchor: tuple[Params, Tensor]) -> Tensor:
+    """Return (strength / 2) ||params - centre||^2, a scalar.
+
+    Args:
+        params: trained parameters.
+        anchor: `(centre, strength)`. `centre` is a model that has at least the names of `params`; buffers and other
+            names are ignored. `strength` is a scalar tensor.
+    """
     centre, strength = anchor
     return 0.5 * strength * tree.sqdist(params, {name: centre[name] for name in params})
 
@@ -137,10 +57,23 @@ def train(
     only: frozenset[str] | None = None,
     feature_penalty: FeaturePenalty | None = None,
 ) -> tuple[Params, Tensor]:
-    """Minimise f(theta) + penalty(theta, anchor) [+ feature_penalty(features, batch, anchor)], a step a minibatch.
+    """Minimise f(theta) + penalty(theta, anchor) + feature_penalty(features, batch, anchor), one step per minibatch.
 
-    With `only`, nothing else changes, buffers included. Returns the parameters (buffers included) and the mean data
-    loss seen on the way, [].
+    Args:
+        task: the model and its loss f.
+        optimizer: takes the steps; its state begins anew with each call.
+        params: the model to start from, buffers included.
+        batches: the client's minibatches, all epochs of which are used.
+        penalty: added to the loss of every minibatch; it sees the trained parameters.
+        anchor: a tree that the penalties are given. Penalties must read their tensors from it: a step that closes
+            over a tensor is refused.
+        only: the names that may change. Everything else stays as it is, buffers included. None trains all of
+            `task.trainable` and lets all buffers follow.
+        feature_penalty: added to the loss as well, if given; it sees what enters the model's head, [batch, dim].
+
+    Returns:
+        The trained model, buffers included, and the mean of f over the examples seen on the way (without penalties), a
+        scalar.
     """
 
     def free(values: Params) -> Params:
@@ -165,11 +98,16 @@ def train(
     zero = torch.zeros((), device=batches.mask.device)
     start = (params, optimizer.init(free(task.split(params)[0])), zero, zero)
     params, _, total, seen = scan(step, start, anchor, batches)
-    return params, total / seen.clamp_min(LEAST)
+    return params, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
 
 
 def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, Params]:
-    """(grad f at the trained parameters, f, what the forward pass left of the others) on one minibatch."""
+    """Differentiate the loss on one minibatch.
+
+    Returns:
+        The gradient at the trained parameters; the loss, a scalar; and the rest of the model after the forward pass,
+        in which buffers have been updated.
+    """
     trained, rest = task.split(params)
 
     def objective(trained: Params) -> tuple[Tensor, Params]:
@@ -179,23 +117,39 @@ def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, 
     return grads, loss, rest
 
 
-def proximal(
-    task: Task, optimizer: Optimizer, params: Params, batch: Batch, pull: Pull, anchor: Params, steps: int
+def proximal_steps(
+    task: Task,
+    optimizer: Optimizer,
+    params: Params,
+    batch: Batch,
+    penalty_gradient: PenaltyGradient,
+    anchor: Params,
+    steps: int,
 ) -> tuple[Params, Tensor]:
-    """`steps` optimiser steps on f_B(theta) + R(theta; anchor), all on one minibatch B; `pull` is the gradient of R.
+    """Take `steps` optimiser steps on f_B(theta) + R(theta; anchor), all on the same minibatch B.
 
-    To be used inside a step of a scan. Returns the parameters (buffers included) and f_B before the last step, [].
+    Args:
+        task: the model and its loss f.
+        optimizer: takes the steps; its state begins anew with each call.
+        params: the model to start from, buffers included.
+        batch: the minibatch B.
+        penalty_gradient: the gradient of R in theta, as a function of the trained parameters and `anchor`.
+        anchor: what R pulls to.
+        steps: the number of steps, at least 1.
+
+    Returns:
+        The model, buffers included, and f_B before the last step, a scalar.
     """
     trained, rest = task.split(params)
     state, loss = optimizer.init(trained), torch.zeros(())
     for _ in range(steps):
         grads, loss, rest = gradient(task, {**trained, **rest}, batch)
-        trained, state = optimizer.update(tree.add(grads, pull(trained, anchor)), state, trained)
+        trained, state = optimizer.update(tree.add(grads, penalty_gradient(trained, anchor)), state, trained)
     return {**trained, **rest}, loss
 
 
 def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
-    """Mean of the losses over the examples in `batches`, in evaluation mode; nothing is trained."""
+    """Return the mean loss over all examples in `batches`, in evaluation mode, a scalar. Nothing is trained."""
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         total, seen = carry
@@ -203,13 +157,17 @@ def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
         return total + (losses * batch.mask).sum(), seen + batch.mask.sum()
 
     zero = torch.zeros((), device=batches.mask.device)
-    total, seen = scan(step, (zero, zero), params, batches.wider(EXAMPLES))
-    mean: Tensor = total / seen.clamp_min(LEAST)
+    total, seen = scan(step, (zero, zero), params, batches.merged(EVALUATION_BATCH))
+    mean: Tensor = total / seen.clamp_min(MIN_TOTAL_WEIGHT)
     return mean
 
 
 def mean_gradient(task: Task, params: Params, batches: Batches) -> tuple[Params, Params]:
-    """(gradient of the mean training loss over all minibatches, at fixed parameters; the buffers they leave)."""
+    """Differentiate the mean training loss over all minibatches, at fixed parameters.
+
+    Returns:
+        The gradient at the trained parameters, and the rest of the model, whose buffers have seen all minibatches.
+    """
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         total, rest, seen = carry
@@ -220,4 +178,4 @@ def mean_gradient(task: Task, params: Params, batches: Batches) -> tuple[Params,
     trained, rest = task.split(params)
     start = (tree.map(torch.zeros_like, trained), rest, torch.zeros((), device=batches.mask.device))
     total, rest, seen = scan(step, start, trained, batches)
-    return tree.scale(total, 1 / seen.clamp_min(LEAST)), rest
+    return tree.scale(total, 1 / seen.clamp_min(MIN_TOTAL_WEIGHT)), rest

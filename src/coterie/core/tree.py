@@ -1,11 +1,11 @@
 """Algebra on named tensors.
 
 A *tree* is a tensor, or a dict, tuple or NamedTuple of trees. Models, client states, server states and messages are
-all trees, so counting bytes, checkpointing and sending over a wire are written once, here. Where a function speaks of
-*rows*, every leaf has the client axis first.
+all trees, so counting bytes, checkpointing and sending over a wire are written once, here. Where a docstring speaks of
+*rows*, every leaf has the client axis first: its shape is [rows, ...].
 
-Integer and boolean leaves (BatchNorm's step counter, for instance) take part in means by rounding, and never in
-distances.
+All functions are pure unless they say otherwise. Trees that are combined must have the same structure. Means of integer
+and boolean leaves (BatchNorm's step counter, for instance) are rounded; distances ignore such leaves.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from coterie.processor import intel
-
 Tree = Any
 Params = dict[str, Tensor]
 T = TypeVar("T")
-LANE = 16_384  # numbers of a row that one core reads at a time
 
 
 def map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
-    """Apply `fn` to every leaf of `tree` together with the leaves at the same place in `rest`."""
+    """Apply `fn` to every leaf of `tree` together with the leaves at the same place in `rest`.
+
+    Returns:
+        A tree of the structure of `tree` that holds the results.
+
+    Raises:
+        TypeError: if the trees have different kinds of nodes, or hold something that is no tree.
+        ValueError: if dicts have different keys or tuples different lengths; the message names them.
+    """
     if isinstance(tree, Tensor):
         return cast(T, fn(tree, *rest))
     if isinstance(tree, dict):
@@ -48,13 +53,18 @@ def map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
+    """Return all tensors of the tree, in the order of its dicts and tuples."""
     found: list[Tensor] = []
     map(found.append, tree)
     return found
 
 
 def pack(tree: Tree) -> Params:
-    """Flatten to `{path: tensor}`; paths join dict keys, field names and tuple positions with '/'."""
+    """Flatten a tree to `{path: tensor}`. A path joins dict keys, field names and tuple positions with '/'.
+
+    Raises:
+        ValueError: if two leaves would have the same path, because a key contains '/'.
+    """
     flat: Params = {}
 
     def walk(node: Tree, path: tuple[str, ...]) -> None:
@@ -75,9 +85,10 @@ def pack(tree: Tree) -> Params:
 
 
 def unpack(flat: Params, like: T) -> T:
-    """The inverse of `pack`, given any tree of the same structure; names, shapes and types must agree.
+    """Invert `pack`: give the tensors of `flat` the structure of `like` and move them to the devices of its leaves.
 
-    Leaves come to be where those of `like` are.
+    Raises:
+        ValueError: if paths, shapes or types differ from those of `like`; the message names the difference.
     """
     expected = pack(like)
     if flat.keys() != expected.keys():
@@ -93,13 +104,13 @@ def unpack(flat: Params, like: T) -> T:
 
 
 def rebuild(flat: Params, like: T) -> T:
-    """The structure of `like` with the values of `flat`, whatever their shapes."""
+    """Give the tensors of `flat` (as `pack` returns them) the structure of `like`; their shapes may differ from it."""
     values = iter([flat[path] for path in pack(like)])
     return map(lambda _: next(values), like)
 
 
 def separate(flat: Params) -> Params:
-    """Contiguous tensors on the CPU, no two of which share memory, as files want them."""
+    """Return contiguous CPU tensors of which no two share memory, as safetensors files require."""
     own: Params = {}
     taken: set[int] = set()
     for path, leaf in flat.items():
@@ -111,59 +122,69 @@ def separate(flat: Params) -> Params:
 
 
 def add(a: T, b: T) -> T:
+    """Return a + b."""
     return map(torch.add, a, b)
 
 
 def sub(a: T, b: T) -> T:
+    """Return a - b."""
     return map(torch.sub, a, b)
 
 
 def scale(tree: T, factor: float | Tensor) -> T:
+    """Return factor * tree; `factor` is a number or a tensor that broadcasts with every leaf."""
     return map(lambda leaf: _like(leaf * factor, leaf), tree)
 
 
 def mix(a: T, b: T, weight: float | Tensor) -> T:
-    """(1 - weight) a + weight b."""
+    """Return (1 - weight) a + weight b; `weight` is a number or a tensor that broadcasts with every leaf."""
     return map(lambda x, y: _like((1 - weight) * x + weight * y, x), a, b)
 
 
 def where(condition: Tensor, a: T, b: T) -> T:
-    """`a` where the scalar `condition` holds, else `b`."""
+    """Return `a` if the boolean scalar tensor `condition` is true, else `b`; it works under `vmap`, unlike `if`."""
     return map(lambda x, y: torch.where(condition, x, y), a, b)
 
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2 over all floating-point leaves."""
+    """Return ||a - b||^2 over all floating-point leaves, a scalar tensor."""
     return _total(lambda x, y: ((x - y) ** 2).sum(), a, b)
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
-    """<a, b> over all floating-point leaves."""
+    """Return the inner product <a, b> over all floating-point leaves, a scalar tensor."""
     return _total(lambda x, y: (x * y).sum(), a, b)
 
 
 def cosine(a: Tree, b: Tree) -> Tensor:
-    """<a, b> / (||a|| ||b||), and 0 where one of them is 0."""
+    """Return <a, b> / (||a|| ||b||), a scalar tensor; it is 0 if one of them is 0."""
     lengths = dot(a, a).sqrt() * dot(b, b).sqrt()
     return torch.where(lengths > 0, dot(a, b) / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
 
 
 def clone(tree: T) -> T:
+    """Return a copy that shares no memory with `tree`."""
     return map(torch.clone, tree)
 
 
 def stack(trees: Sequence[T]) -> T:
-    """Rows from single trees."""
+    """Stack single trees into rows: leaves [...] become [len(trees), ...]."""
     return map(lambda *leaf: torch.stack(leaf), trees[0], *trees[1:])
 
 
 def broadcast(tree: T, size: int) -> T:
-    """The same tree in every one of `size` rows, without copying."""
+    """Return `size` rows that are all `tree`: leaves [size, ...], which share memory with those of `tree`."""
     return map(lambda leaf: leaf.expand(size, *leaf.shape), tree)
 
 
 def rows(tree: T, ids: Tensor | int | slice) -> T:
-    """The rows `ids` (copied; a slice of them is not), or one row without its client axis."""
+    """Select rows of a tree whose leaves are [rows, ...].
+
+    Args:
+        tree: the tree to select from.
+        ids: an int64 tensor, which copies these rows and puts its shape in place of the client axis; a slice, which
+            returns views; or one number, which returns that row without its client axis.
+    """
     if isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype == torch.int64:
         # Whole rows: up to six times as fast as by number.
         return map(lambda leaf: leaf.index_select(0, ids), tree)
@@ -171,7 +192,7 @@ def rows(tree: T, ids: Tensor | int | slice) -> T:
 
 
 def write_rows(into: Tensor, ids: Tensor, new: Tensor) -> None:
-    """into[ids] = new, in place."""
+    """Overwrite the rows `ids` [n] of the tensor `into` by `new` [n, ...], in place."""
     if into.is_cpu and into.dtype != torch.bfloat16 and new.is_cpu and into.dtype == new.dtype:
         # Whole rows, up to four times as fast as `index_copy_`.
         into.detach().numpy()[ids.numpy()] = new.detach().numpy()
@@ -179,13 +200,19 @@ def write_rows(into: Tensor, ids: Tensor, new: Tensor) -> None:
         into.index_copy_(0, ids.to(into.device), new)
 
 
-def repeated(leaf: Tensor) -> bool:
-    """Whether all its rows are one, as `broadcast` makes them."""
+def is_broadcast(leaf: Tensor) -> bool:
+    """Tell whether all rows of `leaf` are the same memory, as `broadcast` makes them."""
     return leaf.ndim > 0 and len(leaf) > 1 and leaf.stride(0) == 0
 
 
 def put(tree: T, ids: Tensor, new: T) -> T:
-    """`tree` with its rows `ids` replaced by `new`; `new` itself, where these are all of them in their order."""
+    """Return `tree` with its rows `ids` replaced by `new`.
+
+    Args:
+        tree: leaves are [rows, ...]; it is not modified.
+        ids: [n] int64, without repetition.
+        new: leaves are [n, ...]. If `ids` are all rows in their order, the result is `new` itself, not a copy.
+    """
     everyone = not ids.is_meta and torch.equal(ids, _arange(len(ids), ids.device))
 
     def changed(leaf: Tensor, row: Tensor) -> Tensor:
@@ -201,50 +228,47 @@ def _arange(size: int, device: torch.device) -> Tensor:
 
 
 def mean(tree: T, weights: Tensor) -> T:
-    """sum_k w_k tree_k / sum_k w_k over the rows of `tree`; `weights` is [rows], nonnegative, with a positive sum."""
-    share = wide(weights) / wide(weights).sum()
+    """Return the weighted mean over rows, sum_k w_k tree_k / sum_k w_k.
+
+    Args:
+        tree: leaves are [rows, ...].
+        weights: [rows], nonnegative and with a positive sum; they need not add up to 1.
+
+    Returns:
+        A tree with leaves [...], of the types of those of `tree`.
+    """
+    share = widest_float(weights) / widest_float(weights).sum()
 
     def average(leaf: Tensor) -> Tensor:
         flat = leaf.reshape(leaf.shape[0], -1)
         dtype = leaf.dtype if leaf.is_floating_point() else share.dtype
-        return _like(_product(share.to(dtype), flat.to(dtype)).reshape(leaf.shape[1:]), leaf)
+        return _like((share.to(dtype) @ flat.to(dtype)).reshape(leaf.shape[1:]), leaf)
 
     return map(average, tree)
 
 
-def wide(leaf: Tensor) -> Tensor:
-    """In float64, or in float32 on Apple's GPUs, which have no float64."""
+def widest_float(leaf: Tensor) -> Tensor:
+    """Convert to float64, or to float32 on Apple's GPUs, which have no float64."""
     return leaf.float() if leaf.device.type == "mps" else leaf.double()
 
 
 def nbytes(tree: Tree) -> int:
+    """Return the number of bytes of all leaves together."""
     return sum(leaf.nbytes for leaf in leaves(tree))
 
 
 def finite(tree: Tree) -> bool:
+    """Tell whether no leaf holds an infinity or a NaN."""
     return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree))
 
 
-def _product(share: Tensor, flat: Tensor) -> Tensor:
-    """share @ flat, [rows] by [rows, numbers].
-
-    Where MKL is not made for the processor, it reads many numbers at two thirds of the memory's speed; not so if they
-    are cut into lanes, of which each is one core's work.
-    """
-    lanes = flat.shape[1] // LANE
-    if not lanes or intel():
-        return share @ flat
-    cut = flat[:, : lanes * LANE].reshape(-1, lanes, LANE).transpose(0, 1)
-    first = torch.bmm(share.expand(lanes, 1, -1), cut).flatten()
-    rest = flat[:, lanes * LANE :]
-    return torch.cat([first, share @ rest]) if rest.shape[1] else first
-
-
 def _like(value: Tensor, leaf: Tensor) -> Tensor:
+    """Round `value` to the type of `leaf` if that is an integer or boolean type."""
     return value if leaf.is_floating_point() else value.round().to(leaf.dtype)
 
 
 def _total(term: Callable[[Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tensor:
+    """Add up `term` over the floating-point leaves of both trees."""
     terms: list[Tensor] = []
     map(lambda x, y: terms.append(term(x, y)) if x.is_floating_point() else None, a, b)
     return torch.stack(terms).sum() if terms else torch.zeros(())

@@ -1,4 +1,4 @@
-"""Data: what a federation is, where it comes from, and how it becomes minibatches."""
+"""Data: federations, where they come from, and how they become minibatches."""
 
 from coterie.data.federation import Federation, Split, from_clients
 from coterie.data.loading import load

@@ -1,4 +1,4 @@
-"""Tensors from a `torch.utils.data.Dataset`: read once, so that training never waits for it."""
+"""Reads a `torch.utils.data.Dataset` into tensors once, so that training never waits for it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
 
 
 def gather(client: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
-    """(x, y) of a map-style dataset of (x, y) pairs.
+    """Read a map-style dataset of (x, y) pairs into two tensors.
 
-    Tensors that are there already are taken or indexed as they are; else every item is asked for once.
+    A `TensorDataset`, or a `Subset` of one, is not copied item by item; of any other dataset every item is read once.
+
+    Args:
+        client: The name of the client, for error messages.
+        dataset: The dataset.
+
+    Raises:
+        DataError: The dataset has no length or no items, or its items are not pairs that stack to tensors.
     """
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors[0], dataset.tensors[1]
@@ -23,7 +30,7 @@ def gather(client: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
         own = torch.as_tensor(dataset.indices, dtype=torch.int64)
         return x[own], y[own]
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise DataError(f"client '{client}': a dataset without a length cannot be split; give one with __len__")
+        raise DataError(f"client '{client}': a dataset without a length cannot be split; use one with __len__")
     size = len(dataset)
     if not size:
         raise DataError(f"client '{client}' has no examples")

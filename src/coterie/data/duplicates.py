@@ -1,4 +1,4 @@
-"""Examples that are equal to the last bit: a test example that was trained on measures memory, not learning."""
+"""Finds identical examples: a test example that was also trained on measures memory, not learning."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.errors import CoterieWarning
 from coterie.data.federation import Index, Split
-from coterie.errors import CoterieWarning
 
-_ROWS = 4096  # examples hashed at once
+_ROWS_PER_CHUNK = 4096  # hashed at once
 
 
 def first_equal(x: Tensor) -> Index:
-    """[n]: for each example the position of the first that is identical to it (its own, if none is before it)."""
+    """Return for each example the position of the first identical one, [n]; its own position if it is the first."""
     rows = x.detach().cpu().contiguous().flatten(1).numpy().view(np.uint8)
     key = _hashes(rows)
     order = np.argsort(key, kind="stable")
@@ -25,12 +25,12 @@ def first_equal(x: Tensor) -> Index:
     first = np.arange(len(rows), dtype=np.int64)
     stops = np.append(starts[1:], len(rows))
     for several in np.flatnonzero(stops - starts > 1):
-        _settle(rows, order[starts[several] : stops[several]], first)
+        _compare_bytes(rows, order[starts[several] : stops[several]], first)
     return first
 
 
-def _settle(rows: NDArray[np.uint8], members: Index, first: Index) -> None:
-    """Equal hashes are no proof: members, in order of position, are compared byte by byte."""
+def _compare_bytes(rows: NDArray[np.uint8], members: Index, first: Index) -> None:
+    """Compare `members`, whose hashes are equal, byte by byte, and set their `first`."""
     while len(members) > 1:
         same = (rows[members] == rows[members[0]]).all(1)
         first[members[same]] = members[0]
@@ -38,21 +38,21 @@ def _settle(rows: NDArray[np.uint8], members: Index, first: Index) -> None:
 
 
 def _hashes(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """A random linear function of each row's 8-byte words, modulo 2^64."""
+    """Hash each row: a random linear function of its 8-byte words, modulo 2^64."""
     words = -(-rows.shape[1] // 8)
     factor = rng.generator(0, "hash").integers(2**64, size=words, dtype=np.uint64) | np.uint64(1)
     key = np.empty(len(rows), np.uint64)
-    for start in range(0, len(rows), _ROWS):
-        piece = rows[start : start + _ROWS]
+    for start in range(0, len(rows), _ROWS_PER_CHUNK):
+        piece = rows[start : start + _ROWS_PER_CHUNK]
         if piece.shape[1] % 8:
             piece = np.pad(piece, ((0, 0), (0, -piece.shape[1] % 8)))
-        key[start : start + _ROWS] = piece.view(np.uint64) @ factor
+        key[start : start + _ROWS_PER_CHUNK] = piece.view(np.uint64) @ factor
     return key
 
 
-def warn_of_leaks(name: str, first: Index, clients: Mapping[str, Split], advice: str) -> None:
-    """Tells how many test examples are identical to an example that somebody trains on."""
-    trained = np.unique(first[_together(split.train for split in clients.values())])
+def warn_about_leaks(name: str, first: Index, clients: Mapping[str, Split], advice: str) -> None:
+    """Warn if test examples are identical to an example that any client trains on; `advice` says what to do."""
+    trained = np.unique(first[_concatenated(split.train for split in clients.values())])
     leaked = {client: int(np.isin(first[split.test], trained).sum()) for client, split in clients.items()}
     total = sum(leaked.values())
     if total:
@@ -65,5 +65,5 @@ def warn_of_leaks(name: str, first: Index, clients: Mapping[str, Split], advice:
         )
 
 
-def _together(parts: Iterable[Index]) -> Index:
+def _concatenated(parts: Iterable[Index]) -> Index:
     return np.concatenate([np.zeros(0, np.int64), *parts])

@@ -1,4 +1,4 @@
-"""A federation: one pool of examples, and who owns which for training, validation and testing."""
+"""A federation: one pool of examples, and which client owns which of them for training, validation and testing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.decode import Decode
+from coterie.core.errors import DataError
+from coterie.core.task import Kind
 from coterie.data.datasets import gather
-from coterie.decode import Decode
-from coterie.errors import DataError
-from coterie.task import Kind
 
 Index = NDArray[np.int64]
 Client = tuple[Tensor, Tensor] | Dataset[Any]
@@ -27,7 +27,7 @@ SplitName = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class Split:
-    """One client's positions in the pool."""
+    """The positions of one client's examples in the pool."""
 
     train: Index
     validation: Index
@@ -37,26 +37,28 @@ class Split:
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
-KNOWN = ("largest", "sizes", "rank", "train", "addresses")  # what a federation finds out of itself
+_CACHED = ("largest", "sizes", "rank", "train")  # cached properties, which a copy computes anew
 
 
 @dataclass(frozen=True)
 class Federation:
+    """The data of all clients. Its examples are checked when it is made; see `_check`."""
+
     name: str
     x: Tensor  # [pool, ...]
     y: Tensor  # [pool, ...]
     clients: Mapping[str, Split]  # by client name, in the order of client ids
     num_classes: int | None  # None: regression
-    classes: tuple[str, ...] = ()  # their names; empty: they are numbered
-    weights: Tensor | None = None  # [pool]; what an example counts in training; None: all the same
-    preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each client, as JSON
-    files: Mapping[str, str] = field(default_factory=dict)  # the user's files it was read from, with their SHA-256
-    decode: Decode | None = None  # how inputs of type uint8 become numbers, where a minibatch enters the model
+    classes: tuple[str, ...] = ()  # names of the classes; empty: they are numbered
+    weights: Tensor | None = None  # [pool]: weights of the examples in training; None: all equal
+    preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # each client's record, as JSON
+    files: Mapping[str, str] = field(default_factory=dict)  # the user's files that it was read from, with their SHA-256
+    decode: Decode | None = None  # how uint8 inputs become numbers when a minibatch enters the model
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.clients))
-        if not self.x.is_meta:  # which has no values
+        if not self.x.is_meta:  # a meta tensor has no values
             _check(self)
 
     @property
@@ -65,7 +67,7 @@ class Federation:
 
     @functools.cached_property
     def largest(self) -> int:
-        """Training examples of the client that has most."""
+        """The number of training examples of the largest client."""
         return max(self.sizes)
 
     @functools.cached_property
@@ -75,28 +77,25 @@ class Federation:
 
     @functools.cached_property
     def rank(self) -> list[int]:
-        """Every client's place among all: those with most training examples come first, whoever is numbered how."""
+        """Every client's rank by its number of training examples, largest first; it does not depend on client ids."""
         order = sorted(range(len(self.names)), key=lambda i: (-self.sizes[i], self.names[i]))
         return [place for _, place in sorted(zip(order, range(len(order)), strict=True))]
 
     @functools.cached_property
     def train(self) -> list[Index]:
-        """Every client's training examples, contiguous."""
+        """Every client's training positions, as contiguous arrays."""
         return [np.ascontiguousarray(split.train, np.int64) for split in self.clients.values()]
 
-    @functools.cached_property
-    def addresses(self) -> NDArray[np.int64]:
-        """Where in memory they are."""
-        return np.array([own.ctypes.data for own in self.train], np.int64)
-
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is somewhere else in memory: what is known of it is found anew."""
-        return {name: value for name, value in self.__dict__.items() if name not in KNOWN}
+        """Leave out cached properties: a copy has other memory addresses."""
+        return {name: value for name, value in self.__dict__.items() if name not in _CACHED}
 
     def split(self, client: int) -> Split:
+        """Return the split of the client with this id."""
         return self.clients[self.names[client]]
 
     def to(self, device: torch.device) -> Federation:
+        """Return the federation with its tensors on `device`."""
         if device == self.x.device:
             return self
         weights = None if self.weights is None else self.weights.to(device)
@@ -113,10 +112,19 @@ def from_clients(
     test: float = 0.3,
     seed: int = 0,
 ) -> Federation:
-    """A federation from one (x, y) pair of tensors, or one map-style dataset of such pairs, a client.
+    """Make a federation from each client's data, and split it into training, validation and test examples.
 
-    Each client's examples are split for it.
-    Classes are 0, 1, ...; targets of a floating-point type mean regression unless `regression=False`.
+    Args:
+        clients: For each client an (x, y) pair of tensors, or a map-style dataset of such pairs.
+        name: The name of the federation.
+        num_classes: The number of classes, which are 0, 1, ...; by default one more than the largest label.
+        regression: Whether targets are numbers to predict; by default if they are floating-point.
+        validation: Share of each client's examples for validation; from 1 on, their number.
+        test: Share of each client's examples for testing; from 1 on, their number.
+        seed: Seed of the splits.
+
+    Raises:
+        DataError: A client has too few examples, or examples that do not fit those of the first client.
     """
     given = clients if isinstance(clients, Mapping) else {f"client-{i + 1}": each for i, each in enumerate(clients)}
     named = {name: gather(name, each) if isinstance(each, Dataset) else each for name, each in given.items()}
@@ -151,18 +159,18 @@ def from_clients(
 
 
 def split_again(federation: Federation, *, validation: float, test: float, seed: int) -> Federation:
-    """The same examples split with another seed: as `from_clients` would, without copying or checking them again."""
+    """Split the same examples with another seed, as `from_clients` would, without copying or checking them again."""
     clients = {}
     for name, split in federation.clients.items():
         own = np.sort(np.concatenate([split.train, split.validation, split.test]))
         labels = None if federation.num_classes is None else federation.y[own].numpy()
         parts = split_client(name, len(own), labels, validation, test, seed)
         clients[name] = Split(*(own[part] for part in (parts.train, parts.validation, parts.test)))
-    return unchecked(federation, clients=clients)
+    return replace_unchecked(federation, clients=clients)
 
 
-def unchecked(federation: Federation, **values: Any) -> Federation:
-    """`dataclasses.replace`, without looking through all examples again: each of them has been checked."""
+def replace_unchecked(federation: Federation, **values: Any) -> Federation:
+    """Do what `dataclasses.replace` does, without checking all examples again."""
     new = copy.copy(federation)
     new.__dict__.update(values, names=tuple(values["clients"]))
     return new
@@ -178,35 +186,46 @@ def split_client(
     *,
     groups: NDArray[np.generic] | None = None,
 ) -> Split:
-    """Random train / validation / test positions of one client, each with at least one example.
+    """Split one client's examples at random into training, validation and test positions.
 
-    `validation` and `test` are shares below 1, or from 1 numbers of examples. Stratified: the examples are dealt class
-    by class, so each part has every class in proportion, to rounding. Examples of one of `groups` (a patient) stay
-    together; then groups are dealt by their most frequent class.
+    The split is stratified: every part has every class in proportion, up to rounding.
+
+    Args:
+        client: The name of the client; it seeds the split together with `seed`.
+        size: The number of its examples.
+        labels: The labels to stratify by, [size]; None for a regression.
+        validation: Share of the examples for validation (at least one); from 1 on, their number.
+        test: The same for testing.
+        seed: The seed.
+        groups: The group (a patient) of each example, [size]. Examples of one group stay in one part; groups are
+            stratified by their most frequent class.
+
+    Raises:
+        DataError: There are too few examples or groups for three parts, or the shares leave nothing to train on.
     """
     if not (validation > 0 and test > 0 and validation % 1 + test % 1 < 1):
-        raise DataError(f"validation ({validation}) and test ({test}) are shares above 0 whose sum is below 1")
+        raise DataError(f"validation ({validation}) and test ({test}) must be shares above 0 whose sum is below 1")
     if size < 3:
         raise DataError(
-            f"client '{client}' has {size} example{'s' * (size != 1)}: at least 3 are needed, one each to train, "
-            f"validate and test; leave it out or give it more data"
+            f"client '{client}' has {size} example{'s' * (size != 1)}: at least 3 are needed, one each for training, "
+            f"validation and testing; leave it out or give it more data"
         )
     num_test, num_validation = (max(round(size * part), 1) if part < 1 else int(part) for part in (test, validation))
     if max(test, validation) >= 1 and num_test + num_validation >= size:
         raise DataError(
-            f"client '{client}' has {size} examples, which leave nothing to train on after {num_test} to test and "
-            f"{num_validation} to validate: leave it out or give it more data"
+            f"client '{client}' has {size} examples, which leaves none for training after {num_test} for testing and "
+            f"{num_validation} for validation: leave it out or give it more data"
         )
     draw = rng.generator(seed, "split", client)
     if groups is not None:
         return _split_groups(client, groups, labels, num_validation, num_test, draw)
     num_test = min(num_test, size - 2)
     num_validation = min(num_validation, size - num_test - 1)
-    return _cut(_dealt(size, labels, draw), num_test, num_validation)
+    return _cut(_stratified_order(size, labels, draw), num_test, num_validation)
 
 
-def _dealt(size: int, labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
-    """A random order in which the classes are evenly spread."""
+def _stratified_order(size: int, labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
+    """Return a random order in which the classes are evenly spread."""
     order = draw.permutation(size)
     if labels is not None:
         # Spread each class evenly over [0, 1): cutting that line anywhere keeps the classes in proportion.
@@ -235,8 +254,8 @@ def _split_groups(
     names, owner = np.unique(groups, return_inverse=True)
     if len(names) < 3:
         raise DataError(
-            f"client '{client}' has {len(names)} group{'s' * (len(names) != 1)}: at least 3 are needed, one each to "
-            f"train, validate and test; leave it out or give it more data"
+            f"client '{client}' has {len(names)} group{'s' * (len(names) != 1)}: at least 3 are needed, one each for "
+            f"training, validation and testing; leave it out or give it more data"
         )
     usual = None
     if labels is not None:
@@ -244,8 +263,8 @@ def _split_groups(
         count = np.zeros((len(names), len(kinds)), np.int64)
         np.add.at(count, (owner, kind), 1)
         usual = count.argmax(1)
-    order = _dealt(len(names), usual, draw)
-    rows = np.bincount(owner)[order].cumsum()  # examples in the first so many groups
+    order = _stratified_order(len(names), usual, draw)
+    rows = np.bincount(owner)[order].cumsum()  # examples in the first 1, 2, ... groups
     first = 1 + int(np.abs(rows[:-2] - num_test).argmin())
     second = first + 1 + int(np.abs(rows[first:-1] - rows[first - 1] - num_validation).argmin())
     split = _cut(order, first, second - first)
@@ -259,17 +278,17 @@ def _check(federation: Federation) -> None:
                 raise DataError(f"client '{name}' has no {part} examples: leave it out or give it more data")
     if federation.x.is_floating_point():
         bad = ~torch.isfinite(federation.x.flatten(1)).all(1)
-        _name_owner(federation, bad, "a missing or infinite value (NaN or Inf) in its inputs")
+        _blame_owner(federation, bad, "a missing or infinite value (NaN or Inf) in its inputs")
     if federation.num_classes is None:
         bad = ~torch.isfinite(federation.y.flatten(1) if federation.y.ndim > 1 else federation.y[:, None]).all(1)
-        _name_owner(federation, bad, "a missing or infinite target")
+        _blame_owner(federation, bad, "a missing or infinite target")
     else:
         bad = (federation.y < 0) | (federation.y >= federation.num_classes)
         bad = bad.flatten(1).any(1) if bad.ndim > 1 else bad
-        _name_owner(federation, bad, f"a label outside 0..{federation.num_classes - 1}")
+        _blame_owner(federation, bad, f"a label outside 0..{federation.num_classes - 1}")
 
 
-def _name_owner(federation: Federation, bad: Tensor, what: str) -> None:
+def _blame_owner(federation: Federation, bad: Tensor, what: str) -> None:
     if not bool(bad.any()):
         return
     rows = bad.nonzero().flatten().cpu().numpy()

@@ -1,4 +1,4 @@
-"""From a name, or a path of the user's own, to a federation."""
+"""Loads a federation by the name of a data set, or by the path of a file or folder."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Literal
 
 import numpy as np
 
-from coterie.data import folders, leaf, npz, partition
+from coterie.core.errors import ConfigError, DataError
+from coterie.data import partition
 from coterie.data.federation import Federation
 from coterie.data.pool import Pool, Scaling, federate
+from coterie.data.readers import folders, leaf, npz
 from coterie.data.sources import SOURCES, Source
-from coterie.errors import ConfigError, DataError
 
-OTHERWISE = "dirichlet:0.3"  # where a file does not say whose its examples are
-WITHOUT_LABELS = ("iid", "natural", "merged", "quantity")  # partitions that a regression can have
+DEFAULT_PARTITION = "dirichlet:0.3"  # for a file that does not name the owners of its examples
+WITHOUT_LABELS = ("iid", "natural", "merged", "quantity")  # partitions that work for a regression
 
 
 def is_known(data: str) -> bool:
-    """A data set's name, or the path of a file or folder that is there."""
+    """Return whether `data` is the name of a data set, or the path of an existing file or folder."""
     return data in SOURCES or is_path(data)
 
 
 def is_path(data: str) -> bool:
+    """Return whether `data` is the path of an existing file or folder, and not a data set."""
     return data not in SOURCES and ("/" in data or data.endswith(".npz")) and Path(data).expanduser().exists()
 
 
@@ -40,7 +42,25 @@ def load(
     drop_duplicates: bool = False,
     image_size: int | None = None,
 ) -> Federation:
-    """The federation `name`, or the data set `name` dealt out by `partition`."""
+    """Load the federation `name`, or the data set `name` split among clients by `partition`.
+
+    Args:
+        name: A data set of `SOURCES`, or the path of an .npz file, a LEAF folder or a folder of images.
+        seed: Seed of the partition and the splits.
+        validation: Share of each client's examples for validation; from 1 on, their number.
+        test: The same for testing.
+        partition: How examples are split among clients, such as "dirichlet:0.3"; by default that of the data.
+        clients: The number of clients, if the partition takes one.
+        data_dir: A folder with data sets, searched before COTERIE_DATA.
+        split: "published" tests on the examples that the publishers set aside.
+        scaling: How bytes of images become numbers.
+        drop_duplicates: Keep only the first of identical examples.
+        image_size: Side of images read from folders, in pixels.
+
+    Raises:
+        ConfigError: There is no such data set, or it does not take a partition.
+        DataError: Its files are missing or damaged, or the partition does not fit it.
+    """
     source = SOURCES.get(name)
     if source is None and not is_path(name):
         raise ConfigError([f"there is no data set '{name}'; there are {', '.join(SOURCES)}"])
@@ -49,7 +69,7 @@ def load(
     pool = read(name, data_dir=data_dir, image_size=image_size)
     kept = pool.without_duplicates() if drop_duplicates else np.arange(len(pool.x))
     owner = None if pool.owner is None else pool.owner[kept]
-    spec = partition or (OTHERWISE if owner is None else "natural")
+    spec = partition or (DEFAULT_PARTITION if owner is None else "natural")
     parts = [kept[part] for part in _deal(spec, pool, kept, clients, seed, owner)]
     shares = {"validation": validation, "test": test}
     return federate(
@@ -58,7 +78,7 @@ def load(
 
 
 def read(name: str, *, data_dir: str | None = None, image_size: int | None = None) -> Pool:
-    """A data set as it was published."""
+    """Read a data set as it was published, before it is split among clients."""
     size = {} if image_size is None else {"size": image_size}
     source = SOURCES.get(name)
     if source is None:
@@ -69,7 +89,7 @@ def read(name: str, *, data_dir: str | None = None, image_size: int | None = Non
             return leaf.read_pool(name, path)
         return folders.read_pool(path.name, path, **size)
     if source.pool is None:
-        raise ConfigError([f"{name} comes dealt out to clients: leave out partition and clients"])
+        raise ConfigError([f"{name} is already split among its clients: leave out partition and clients"])
     if source.files is None or source.files.name not in folders.FILES:
         size = {}
     return source.pool(name, *_folder(source, data_dir), **size)
@@ -84,5 +104,5 @@ def _deal(
 ) -> list[np.ndarray]:
     if pool.num_classes is None and spec.partition(":")[0] not in WITHOUT_LABELS:
         known = ", ".join(WITHOUT_LABELS)
-        raise DataError(f"partition = '{spec}' goes by classes, but {pool.name} is a regression: use one of {known}")
+        raise DataError(f"partition = '{spec}' needs classes, but {pool.name} is a regression: use one of {known}")
     return partition.deal(spec, pool.y.numpy()[kept], clients, seed, owner=owner)

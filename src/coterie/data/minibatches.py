@@ -1,8 +1,7 @@
-"""From a federation to `Batches`: which examples each client sees in a round, and in what order."""
+"""Draws minibatches: which examples each client sees in a round, and in what order."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie import native, rng
-from coterie.batches import Batches
+from coterie.core import rng
+from coterie.core.batches import Batches
 from coterie.data.federation import Federation, Index
 
 Seeds = NDArray[np.uint64]
@@ -23,7 +22,7 @@ Drawn = tuple[Index, NDArray[np.float32], Index]
 class Plan:
     """How much a client trains in a round: `epochs` passes over its data or, if given, exactly `steps` minibatches.
 
-    Where a federation is spread over machines, no one sees its largest client: they are all told the `width`.
+    In a deployed federation no machine sees the largest client, so all of them receive the `width`.
     """
 
     batch_size: int = 32
@@ -48,13 +47,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     epochs = 1 if plan.steps else plan.epochs
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
     seeds = rng.seeds_of((seed, purpose, round), [federation.names[i] for i in ids])
-    all_fit = width >= min(plan.batch_size, max(sizes))
-    at_once = epochs and not plan.steps and all_fit and native.loaded() and draws_alike()
-    if at_once:
-        where, each = federation.addresses[list(ids)], np.array(sizes, np.int64)
-        index, mask, key = _drawn_at_once(where, each, seeds, plan, epochs, longest, width)
-    else:
-        index, mask, key = _drawn([federation.train[i] for i in ids], seeds, plan, epochs, longest, width)
+    index, mask, key = _drawn([federation.train[i] for i in ids], seeds, plan, epochs, longest, width)
     device = federation.x.device
     if federation.weights is not None:
         mask *= federation.weights.cpu().numpy()[index]
@@ -89,28 +82,6 @@ def _drawn(own: list[Index], seeds: Seeds, plan: Plan, epochs: int, longest: int
             mask[row, :, : len(examples)] = 1
         key[row, :, :steps] = generator.integers(2**62, size=epochs * steps).reshape(epochs, steps)
     return index, mask, key
-
-
-def _drawn_at_once(
-    where: Index, sizes: Index, seeds: Seeds, plan: Plan, epochs: int, longest: int, width: int
-) -> Drawn:
-    """The same, bit for bit, by draws.cpp, of examples that are `where` in memory: some 6 microseconds a client."""
-    index, mask = (np.empty((len(sizes), epochs, longest * width), kind) for kind in (np.int64, np.float32))
-    key = np.empty((len(sizes), epochs, longest), np.int64)
-    given = (seeds.astype(np.uint64), where, sizes, index, mask, key)
-    pointers = (array.ctypes.data for array in given)
-    native.library().draw(len(sizes), epochs, longest, width, plan.batch_size, *pointers)
-    return index, mask, key
-
-
-@functools.cache
-def draws_alike() -> bool:
-    """Whether NumPy draws as draws.cpp does: it may change how."""
-    own = [np.arange(7, 7 + size) for size in (1, 6, 40, 1000)]
-    seeds, plan = np.array([0, 1, 2**32 + 3, 2**64 - 1], np.uint64), Plan(batch_size=8, epochs=2)
-    where, sizes = np.array([each.ctypes.data for each in own]), np.array([len(each) for each in own])
-    theirs, ours = _drawn(own, seeds, plan, 2, 125, 8), _drawn_at_once(where, sizes, seeds, plan, 2, 125, 8)
-    return all(np.array_equal(theirs[k], ours[k]) for k in range(len(ours)))
 
 
 def shuffled(generator: np.random.Generator, own: np.ndarray, passes: int, room: int) -> np.ndarray:

@@ -12,26 +12,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.data.duplicates import first_equal, warn_of_leaks
+from coterie.core.decode import IMAGENET, UNIT, Decode
+from coterie.core.errors import DataError
+from coterie.data.duplicates import first_equal, warn_about_leaks
 from coterie.data.federation import Federation, Index, Split, split_client
-from coterie.decode import IMAGENET, UNIT, Decode
-from coterie.errors import DataError
 
 Scaling = Literal["unit", "standard", "imagenet"]
-_IMAGES = 1024  # images looked at together
+_IMAGES_PER_CHUNK = 1024  # read at once
 
 
 @dataclass(frozen=True)
 class Pool:
+    """The examples of a data set before they are split among clients."""
+
     name: str
     x: Tensor  # [n, ...]; images stay uint8, [n, channels, height, width]
     y: Tensor  # [n]
     num_classes: int | None  # None: regression
-    classes: tuple[str, ...] = ()  # their names; empty: they are numbered
-    owner: Index | None = None  # [n]; whose each example is by nature: a writer, a user, a domain
-    owners: tuple[str, ...] = ()  # their names
-    published_test: NDArray[np.bool_] | None = None  # [n]; the publishers' test examples
-    standardize: bool = False  # features are put on each client's own scale when they are dealt out
+    classes: tuple[str, ...] = ()  # names of the classes; empty: they are numbered
+    owner: Index | None = None  # [n]: the natural owner of each example, such as a writer, a user or a domain
+    owners: tuple[str, ...] = ()  # names of the owners
+    published_test: NDArray[np.bool_] | None = None  # [n]: whether the publishers set the example aside for testing
+    standardize: bool = False  # each client standardises its features when the pool is split
 
     def __post_init__(self) -> None:
         for what, part in (("targets", self.y), ("owners", self.owner), ("test marks", self.published_test)):
@@ -40,15 +42,15 @@ class Pool:
 
     @cached_property
     def first_equal(self) -> Index:
-        """[n]: for each example the position of the first that is identical to it."""
+        """For each example the position of the first identical one, [n]."""
         return first_equal(self.x)
 
     def without_duplicates(self) -> Index:
-        """The positions to keep, in order: of examples that are identical, the first."""
+        """Return the positions of all examples but repetitions, in order."""
         return np.flatnonzero(self.first_equal == np.arange(len(self.x)))
 
     def names(self, parts: Sequence[Index]) -> list[str]:
-        """The clients' names: their owners' where each has one of its own, else numbers."""
+        """Return the clients' names: those of their owners if each client has one owner, else numbers."""
         if self.owner is not None and self.owners and all(len(part) for part in parts):
             own = [np.unique(self.owner[part]) for part in parts]
             if all(len(each) == 1 for each in own) and len({int(each[0]) for each in own}) == len(own):
@@ -67,13 +69,24 @@ def federate(
     published: bool = False,
     scaling: Scaling = "unit",
 ) -> Federation:
-    """Client i gets the examples at `parts[i]`, split to train, validate and test; nothing of the pool is copied.
+    """Make a federation in which client i owns the examples at `parts[i]`. The pool is not copied.
 
-    With `published`, a client tests on those of its examples that the publishers set aside to test.
+    Args:
+        pool: The examples.
+        parts: Each client's positions in the pool, by name or in order.
+        seed: Seed of the splits.
+        validation: Share of each client's examples for validation; from 1 on, their number.
+        test: The same for testing.
+        name: The name of the federation; by default that of the pool.
+        published: Test on those of a client's examples that the publishers set aside.
+        scaling: How bytes of images become numbers.
+
+    Raises:
+        DataError: A client has too few examples, or no published test examples.
     """
     named = parts if isinstance(parts, Mapping) else dict(zip(pool.names(parts), parts, strict=True))
     if not named:
-        raise DataError(f"{pool.name}: no client gets any data")
+        raise DataError(f"{pool.name}: no client has any data")
     if published and pool.published_test is None:
         raise DataError(f"{pool.name} has no published test examples: use --split random")
     labels = None if pool.num_classes is None else pool.y.numpy()
@@ -86,7 +99,7 @@ def federate(
     x = _standardized(pool.x, clients) if pool.standardize else pool.x
     decode = _decode(x, clients, scaling) if x.dtype == torch.uint8 else None
     federation = Federation(name or pool.name, x, pool.y, clients, pool.num_classes, pool.classes, decode=decode)
-    warn_of_leaks(federation.name, pool.first_equal, clients, "leave out repetitions with --drop-duplicates")
+    warn_about_leaks(federation.name, pool.first_equal, clients, "remove repetitions with --drop-duplicates")
     return federation
 
 
@@ -108,7 +121,7 @@ def _published(
 
 
 def _standardized(x: Tensor, clients: Mapping[str, Split]) -> Tensor:
-    """Each client's features less their mean and divided by their standard deviation in its own training examples."""
+    """Standardise each client's features by the mean and standard deviation of its own training examples."""
     scaled = x.clone()
     for split in clients.values():
         own = torch.from_numpy(np.concatenate([split.train, split.validation, split.test]))
@@ -127,8 +140,8 @@ def _decode(x: Tensor, clients: Mapping[str, Split], scaling: Scaling) -> Decode
             raise DataError(f"scaling = 'imagenet' is for images of 3 channels, not {channels}: use unit or standard")
         return IMAGENET
     train = torch.from_numpy(np.sort(np.concatenate([split.train for split in clients.values()])))
-    count = np.zeros((channels, 256))  # a histogram: exact, and in little memory
-    for piece in torch.split(train, _IMAGES):
+    count = np.zeros((channels, 256))  # a histogram is exact and needs little memory
+    for piece in torch.split(train, _IMAGES_PER_CHUNK):
         images = x[piece].reshape(len(piece), channels, -1)
         count += np.stack([np.bincount(images[:, c].flatten().numpy(), minlength=256) for c in range(channels)])
     value = np.arange(256) / 255

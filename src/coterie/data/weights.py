@@ -1,4 +1,4 @@
-"""Class weights: what an example counts in its client's training loss."""
+"""Class weights: how much an example counts in its client's training loss."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import replace
 
 import torch
 
+from coterie.core.errors import ConfigError
 from coterie.data.federation import Federation
-from coterie.errors import ConfigError
 
 
 def balanced(federation: Federation) -> Federation:
-    """Every class of a client counts the same in its training, w = n / (classes the client has * n_class).
+    """Weight training examples so that every class of a client counts the same: w = n / (number of classes * n_class).
 
-    n are the client's own training examples, so nothing is shared; the mean weight is 1.
+    n and the classes are those of the client's own training examples, so nothing is shared. The mean weight is 1.
+
+    Raises:
+        ConfigError: The data has no classes.
     """
     if federation.num_classes is None or federation.y.ndim != 1:
-        raise ConfigError(["class_weights: classes are needed to be weighted, but this is a regression"])
+        raise ConfigError(["class_weights: this is a regression, which has no classes to weight"])
     weights = torch.ones(len(federation.y))
     for split in federation.clients.values():
         own = torch.from_numpy(split.train)

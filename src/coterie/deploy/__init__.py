@@ -1,6 +1,6 @@
-"""The same methods on real machines: sites that keep their data and state, and a server (or a relay) between them.
+"""Runs the methods on real machines: sites keep their data and state, and a server or a relay connects them.
 
-Nothing here is imported by the core. What a message is (`wire`), who may send it (`keys`, `guard`), what a site keeps
-(`store`) and does (`site`), what the server does (`server`, `ledger`), mail between peers (`seal`, `mailbox`) know no
-transport; `flower` carries their envelopes.
+Only `flower` and `client_app` depend on Flower, which carries the messages. The rest is independent of the transport:
+the format of a message (`wire`), its signature and checks (`keys`, `guard`), what a site keeps (`store`) and does
+(`site`), what the server does (`server`, `ledger`), and mail between peers (`seal`, `peer_mail`, `relay`).
 """

@@ -1,4 +1,4 @@
-"""What a federation's machines know each other by: a CA, the server's certificate, and a key pair for every site."""
+"""Makes what machines identify each other by: a CA, the server's certificate, and a key pair for every site."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coterie.core.errors import CoterieError
 from coterie.deploy.keys import make_identity, write_identity, write_private
-from coterie.errors import CoterieError
-from coterie.experiment import files
-from coterie.experiment.folder import safe_name
+from coterie.storage import files
+from coterie.storage.run_folder import safe_name
 
 PEM = serialization.Encoding.PEM
-HERE = ("127.0.0.1", "localhost")  # by these the SuperLink's own processes, and its operator, reach it
+LOOPBACK_NAMES = ("127.0.0.1", "localhost")  # by which the SuperLink's own processes and its operator reach it
 Key = ec.EllipticCurvePrivateKey
 
 
 def make(out: Path, hosts: Sequence[str], sites: Sequence[str], days: int) -> dict[str, list[Path]]:
-    """Writes what is not there yet and returns what was written, for whom:
+    """Write the files that do not exist yet; return what was written, by recipient:
 
-    ca.crt             to everybody                     ca.key             to nobody; keep it offline
-    server.crt, .key   to the SuperLink                 server-app.key     to the ServerApp, which signs with it
-    sites/NAME.key     to the site NAME only            sites/NAME.key.pub to the SuperLink's operator
+    ca.crt             for everybody                    ca.key             for nobody; keep it offline
+    server.crt, .key   for the SuperLink                server-app.key     for the ServerApp, which signs with it
+    sites/NAME.key     for the site NAME only           sites/NAME.key.pub for the operator of the SuperLink
     keys/NAME.pub      all sites' public keys: for the ServerApp and, among peers, for the sites
     """
     written: dict[str, list[Path]] = {"everybody": [], "the server": [], "nobody": []}
@@ -35,7 +35,7 @@ def make(out: Path, hosts: Sequence[str], sites: Sequence[str], days: int) -> di
     if not (out / "server.crt").exists():
         key = ec.generate_private_key(ec.SECP384R1())
         _write_key(out / "server.key", key)
-        names = list(dict.fromkeys([*hosts, *HERE]))
+        names = list(dict.fromkeys([*hosts, *LOOPBACK_NAMES]))
         _write_certificate(out / "server.crt", _server(key, ca_key, ca, names, days))
         written["the server"] += [out / "server.key", out / "server.crt"]
     if not (out / "server-app.key").exists():
@@ -59,7 +59,9 @@ def _authority(out: Path, days: int, written: dict[str, list[Path]]) -> tuple[Ke
             key = serialization.load_pem_private_key((out / "ca.key").read_bytes(), None)
             certificate = x509.load_pem_x509_certificate((out / "ca.crt").read_bytes())
         except (OSError, ValueError) as error:
-            raise CoterieError(f"the CA in '{out}' cannot be read, so it cannot sign anything more: {error}") from error
+            raise CoterieError(
+                f"the CA in '{out}' cannot be read, so it cannot sign new certificates: {error}"
+            ) from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return key, certificate
     key = ec.generate_private_key(ec.SECP384R1())

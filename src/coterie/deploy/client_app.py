@@ -1,8 +1,8 @@
-"""What a SuperNode starts for every message, kept small: importing PyTorch for each would cost more than most rounds.
+"""The Flower ClientApp, which a SuperNode starts for every message. It is small: importing PyTorch would take longer
+than most rounds.
 
-It hands the message to the site's worker (`coterie site` keeps one running, with data and model in memory), which
-answers; without one it imports Coterie and does the work itself. A package of its own, because importing anything
-under `coterie` imports PyTorch.
+It passes the message to the site's worker, which `coterie site` keeps running with data and model in memory. Without a
+worker it imports the rest of Coterie and does the work itself.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from coterie_site.parts import ask
+from coterie.deploy.local_socket import ask
 
 Parts = tuple[bytes, bytes, bytes]  # header, body, signature
 
 
 def client_app(model: Any = None, data: Callable[[dict[str, Any]], Any] | None = None) -> ClientApp:
-    """A Flower ClientApp for any of Coterie's methods.
+    """Make a Flower ClientApp for any of Coterie's methods.
 
-    `model`: a network, or a factory of one, (input shape, outputs) -> nn.Module; by default the one that the settings
-    name. `data(node_config)` gives (inputs, targets) as tensors, or a `coterie.Federation` with this client in it; by
-    default the node's own file, or the data set that the settings name.
+    Args:
+        model: A model, or a factory (input shape, outputs) -> nn.Module; by default the one in the settings.
+        data: `data(node_config)` returns (inputs, targets) as tensors, or a `coterie.Federation` with this client; by
+            default the node's own file, or the data set in the settings, is read.
     """
     app = ClientApp()
 
@@ -32,7 +33,7 @@ def client_app(model: Any = None, data: Callable[[dict[str, Any]], Any] | None =
         try:
             parts = _answer(from_records(message.content), context, model, data)
         except Exception:
-            # The text of an exception would travel; it stays in the log of the site.
+            # The text of an exception must not leave the site; it goes to the site's log.
             print(traceback.format_exc(), flush=True)
             return Message(RecordDict({"coterie": ConfigRecord({"code": "failed"})}), reply_to=message)
         return Message(to_records(*parts), reply_to=message)
@@ -48,7 +49,7 @@ def _answer(parts: Parts, context: Context, model: Any, data: Any) -> Parts:
         try:
             return ask(str(worker), dict(context.run_config), dict(context.node_config), parts)
         except OSError:
-            print(f"the worker at {worker} does not answer: working here", flush=True)
+            print(f"the worker at {worker} does not answer; doing the work in this process", flush=True)
     from coterie.deploy.flower import make_site
     from coterie.deploy.wire import Envelope
 
@@ -57,7 +58,7 @@ def _answer(parts: Parts, context: Context, model: Any, data: Any) -> Parts:
 
 
 def to_records(header: bytes, body: bytes, signature: bytes) -> RecordDict:
-    """The body as an array of bytes, so that Flower sends it in pieces if it is large."""
+    """Convert an envelope to Flower records. The body is an array of bytes, which Flower sends in chunks."""
     records = RecordDict({"coterie": ConfigRecord({"header": header, "signature": signature})})
     if body:
         records["body"] = ArrayRecord({"body": Array("uint8", (len(body),), "coterie.safetensors", body)})
@@ -65,7 +66,7 @@ def to_records(header: bytes, body: bytes, signature: bytes) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> Parts:
-    """Raises `KeyError` or `TypeError` if they are no envelope."""
+    """Convert Flower records to an envelope; raise `KeyError` or `TypeError` if they are none."""
     head = records["coterie"]
     if not isinstance(head, ConfigRecord):
         raise TypeError("no header")
@@ -74,10 +75,10 @@ def from_records(records: RecordDict) -> Parts:
     if "body" in records:
         held = records["body"]
         if not isinstance(held, ArrayRecord):
-            raise TypeError("the body is no array")
+            raise TypeError("the body is not an array")
         body = held["body"].data
     if not (isinstance(header, bytes) and isinstance(signature, bytes) and isinstance(body, bytes)):
-        raise TypeError("an envelope is made of bytes")
+        raise TypeError("an envelope must consist of bytes")
     return header, body, signature
 
 

@@ -1,7 +1,7 @@
-"""Sending a round's messages and waiting for the answers: until all are there or, at the deadline, a quorum is.
+"""Sends a round's messages and waits for the answers: for all or, after the deadline, for a quorum.
 
-A site that was silent last time is sent its message, but not waited for. One that fails is sent its message again, a
-few times; one that is gone, when it is back: it goes on from its own disk.
+A site that did not answer last time gets its message, but is not waited for. A site that fails gets its message again a
+few times. A site that is gone gets it when it is back, and continues from its own disk.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.core.errors import CoterieError
 from coterie.deploy import guard
 from coterie.deploy.contract import Rules, Transport
 from coterie.deploy.joining import Joining
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
-from coterie.errors import CoterieError
 
-AGAIN = 2  # times a message is sent again to a site that failed, though it is there
-PAUSE = 1.0  # seconds before that, times the number of failures
-POLL = 0.25
-INVITE = 3.0
-KEPT_WAITING = {"late", "replay", "wrong-round", "wrong-run"}  # says nothing about the answer still to come
+MAX_RESENDS = 2  # to a site that fails although it is reachable
+RESEND_PAUSE_SECONDS = 1.0  # times the number of failures
+POLL_SECONDS = 0.25
+INVITE_EVERY_SECONDS = 3.0
+STILL_WAITING = {"late", "replay", "wrong-round", "wrong-run"}  # codes that say nothing about the answer still to come
 Take = Callable[[str, Envelope, dict[str, Any]], bool]
 
 
 @dataclass
 class Delivery:
+    """The delivery of one round's messages."""
+
     transport: Transport
     joining: Joining
     ledger: Ledger
@@ -39,15 +41,27 @@ class Delivery:
     waiting: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
-    due: dict[str, float] = field(default_factory=dict)  # when a message is sent again
+    due: dict[str, float] = field(default_factory=dict)  # when to send a message again
 
     def run(self, number: int, letters: dict[str, Envelope], take: Take, counted: frozenset[str], need: int) -> None:
+        """Send all messages, and return when the round may close.
+
+        Args:
+            number: The round.
+            letters: The message for each site.
+            take: Handles an answer, (site, envelope, header); returns whether the site is done.
+            counted: The sites that count for the quorum.
+            need: How many of them must answer.
+
+        Raises:
+            CoterieError: There is no quorum after all deadlines.
+        """
         self.letters, self.take = letters, take
         self.waiting = set(letters)
         self._post(letters)
         until, tries, invited = self.transport.now() + self.rules.deadline, 1, self.transport.now()
         while True:
-            arrived = self.transport.poll(POLL)
+            arrived = self.transport.poll(POLL_SECONDS)
             for address, envelope in arrived:
                 self._arrived(number, address, envelope)
             if arrived:
@@ -63,15 +77,15 @@ class Delivery:
                 if tries >= self.rules.patience:
                     raise CoterieError(
                         f"round {number}: {len(self.done & counted)} of {len(counted)} sites answered within "
-                        f"{tries} times {self.rules.deadline:g} seconds, and {need} are needed; "
-                        f"'coterie flower resume {self.out}' goes on when they are back"
+                        f"{tries} x {self.rules.deadline:g} seconds, but {need} must; continue when they are back: "
+                        f"coterie flower resume {self.out}"
                     )
                 tries, until = tries + 1, now + self.rules.deadline
                 self.failures.clear()
                 self.due.clear()
                 self.waiting = set(letters) - self.done
                 self._post({name: letters[name] for name in self.waiting})
-            if now - invited >= INVITE:
+            if now - invited >= INVITE_EVERY_SECONDS:
                 invited = now
                 self.joining.invite()
         for name in letters:
@@ -84,8 +98,8 @@ class Delivery:
         there = {name: letter for name, letter in letters.items() if name in self.joining.addresses}
         self.transport.post({self.joining.addresses[name]: letter for name, letter in there.items()})
         for name, letter in there.items():
-            standing = self.ledger.sites[name]
-            standing.state, standing.bytes_down = "working", standing.bytes_down + letter.nbytes
+            status = self.ledger.sites[name]
+            status.state, status.bytes_down = "working", status.bytes_down + letter.nbytes
         self.silent.update(letters.keys() - there.keys())
         self.ledger.show(self.out, self.ledger.stage())
 
@@ -105,35 +119,35 @@ class Delivery:
                     self._post({back: self.letters[back]})
                 return
             if name is None or header["from"] != name:
-                raise Refused("wrong-sender", f"'{header['from']}' does not speak from there")
+                raise Refused("wrong-sender", f"'{header['from']}' is not at this address")
             guard.verify(envelope, header, self.ledger.keys[name])
-            standing = self.ledger.sites[name]
-            standing.bytes_up, standing.seen = standing.bytes_up + envelope.nbytes, time.time()
+            status = self.ledger.sites[name]
+            status.bytes_up, status.seen = status.bytes_up + envelope.nbytes, time.time()
             self.silent.discard(name)
             if self.take(name, envelope, header):
                 self.waiting.discard(name)
                 self.done.add(name)
-                standing.state = "answered"
+                status.state = "answered"
         except Refused as refused:
             self._refuse(number, name, refused)
 
     def _refuse(self, number: int, name: str | None, refused: Refused) -> None:
         self.joining.say(
-            f"round {number}: refused a message of {name or 'an unknown site'} ({refused.code}): {refused}"
+            f"round {number}: refused a message from {name or 'an unknown site'} ({refused.code}): {refused}"
         )
         if name is None:
             return
         self.ledger.sites[name].refuse(refused.code)
         if refused.code == "state-lost" and self.ledger.base.get(name, 0):
-            self.ledger.base[name] = 0  # from the next round on it takes part as one that is new
-        if refused.code not in KEPT_WAITING and name in self.waiting:
+            self.ledger.base[name] = 0  # from the next round on it takes part as a new site
+        if refused.code not in STILL_WAITING and name in self.waiting:
             self.ledger.sites[name].state = f"refused: {refused.code}"
             self.waiting.discard(name)
 
     def _failed(self, name: str, state: str) -> None:
         self.ledger.sites[name].state = state
         self.failures[name] = self.failures.get(name, 0) + 1
-        self.due[name] = self.transport.now() + PAUSE * self.failures[name]
+        self.due[name] = self.transport.now() + RESEND_PAUSE_SECONDS * self.failures[name]
 
     def _send_again(self, now: float) -> None:
         late = [name for name, when in self.due.items() if when <= now]
@@ -141,8 +155,8 @@ class Delivery:
         for name in late:
             del self.due[name]
             if name not in self.waiting or self.joining.addresses.get(name) not in reachable:
-                continue  # gone: when it is back, it joins again, and is sent its message then
-            if self.failures[name] <= AGAIN:
+                continue  # gone: when it is back, it joins again and gets its message then
+            if self.failures[name] <= MAX_RESENDS:
                 self._post({name: self.letters[name]})
             else:
                 self.waiting.discard(name)

@@ -1,8 +1,8 @@
-"""What sites and server tell each other about the federation, and what follows from it.
+"""What sites and server tell each other about the federation, and what they build from it.
 
-A site declares its sizes and the form of its examples when it joins. From all declarations the server makes `Facts`,
-which go with every message, so that a site builds the same model, the same minibatches and the same form of messages
-as in a simulation: nothing of it depends on other sites' data.
+A site declares the number and shape of its examples when it joins. From all declarations the server makes
+`FederationFacts`, which accompany every message. With them a site builds the same model, minibatches and message
+formats as a simulation does, without any data of other sites.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie import rng, tree
-from coterie.batches import Batches
+from coterie.core import rng, tree
+from coterie.core.batches import Batches
+from coterie.core.decode import Decode
+from coterie.core.errors import ConfigError, DataError
+from coterie.core.method import Population
+from coterie.core.task import Task, make_task
+from coterie.core.tree import Tree
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
-from coterie.decode import Decode
 from coterie.deploy.refused import Refused
 from coterie.engine.engine import one_thread
-from coterie.errors import ConfigError, DataError
 from coterie.experiment.config import Config
 from coterie.experiment.setup import Model
-from coterie.hyper import AnyMethod
-from coterie.method import Population
+from coterie.methods.fields import AnyMethod
 from coterie.models import find_model
-from coterie.task import Task, make_task
-from coterie.tree import Tree
 
 DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.uint8, torch.int64)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What a site says of its data: how much there is and of what form; no value of it."""
+    """What a site declares about its data: numbers and shapes of examples, but no values."""
 
     train: int
     validation: int
@@ -48,27 +48,28 @@ class Declaration:
     decode: Any = None  # how bytes become numbers, as JSON
 
     @classmethod
-    def read(cls, told: Any) -> Declaration:
+    def read(cls, values: Any) -> Declaration:
+        """Check and parse a received declaration; raise `Refused` if it is malformed."""
         try:
-            sizes = {key: told[key] for key in ("train", "validation", "test")}
-            shapes = {key: tuple(told[key]) for key in ("shape", "y_shape")}
+            sizes = {key: values[key] for key in ("train", "validation", "test")}
+            shapes = {key: tuple(values[key]) for key in ("shape", "y_shape")}
             numbers = [*sizes.values(), *shapes["shape"], *shapes["y_shape"]]
-            classes = told["classes"]
+            classes = values["classes"]
             if any(type(number) is not int or number < 1 for number in numbers) or max(sizes.values()) > 10**9:
                 raise ValueError
-            Decode.from_json(told["decode"])
-            if told["dtype"] not in DTYPES:
+            Decode.from_json(values["decode"])
+            if values["dtype"] not in DTYPES:
                 raise ValueError
             if classes is not None and (type(classes) is not int or not 2 <= classes <= 10**6):
                 raise ValueError
         except (TypeError, KeyError, ValueError, DataError) as error:
-            raise Refused("bad-header", "what the site declares cannot be read") from error
-        form = (shapes["shape"], shapes["y_shape"], classes, told["dtype"], told["decode"])
+            raise Refused("bad-header", "the site's declaration cannot be read") from error
+        form = (shapes["shape"], shapes["y_shape"], classes, values["dtype"], values["decode"])
         return cls(sizes["train"], sizes["validation"], sizes["test"], *form)
 
 
 def declare(federation: Federation) -> Declaration:
-    """Of a federation that holds one client."""
+    """Declare the data of a federation with one client."""
     split, decode = federation.split(0), federation.decode
     shapes = tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:])
     sizes = len(split.train), len(split.validation), len(split.test)
@@ -77,9 +78,11 @@ def declare(federation: Federation) -> Declaration:
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-    size: int  # clients
-    audience: int  # most that are heard in one round
+class FederationFacts:
+    """What every site needs to know about the federation."""
+
+    size: int  # number of clients
+    audience: int  # maximum number of clients in one round
     shape: tuple[int, ...]
     y_shape: tuple[int, ...]
     classes: int | None
@@ -88,12 +91,13 @@ class Facts:
     decode: Any = None
 
     @classmethod
-    def read(cls, told: Any) -> Facts:
+    def read(cls, values: Any) -> FederationFacts:
+        """Parse received facts; raise `Refused` if they are malformed."""
         try:
-            values = {field.name: told[field.name] for field in dataclasses.fields(cls)}
-            return cls(**{**values, "shape": tuple(told["shape"]), "y_shape": tuple(told["y_shape"])})
+            fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+            return cls(**{**fields, "shape": tuple(fields["shape"]), "y_shape": tuple(fields["y_shape"])})
         except (TypeError, KeyError) as error:
-            raise Refused("bad-header", "what the server tells of the federation cannot be read") from error
+            raise Refused("bad-header", "the server's facts about the federation cannot be read") from error
 
     @property
     def kind(self) -> Any:
@@ -104,15 +108,16 @@ class Facts:
         return self.classes or int(np.prod(self.y_shape, dtype=int))
 
     def blank(self, number: int) -> torch.Tensor:
-        """Inputs of the right form."""
+        """Return zero inputs of the right shape and type."""
         return torch.zeros(number, *self.shape, dtype=DTYPES[self.dtype])
 
     def plan(self, config: Config) -> Plan:
+        """Return how much a site trains in a round."""
         return dataclasses.replace(config.plan(), width=min(config.batch_size, self.largest))
 
 
-def gather(config: Config, declared: Mapping[str, Declaration]) -> Facts:
-    """Raises `DataError` naming the sites that do not fit together."""
+def gather_facts(config: Config, declared: Mapping[str, Declaration]) -> FederationFacts:
+    """Combine all declarations; raise `DataError` with the names of sites that do not match."""
     first_name, first = next(iter(declared.items()))
     for name, each in declared.items():
         if _form(each) != _form(first):
@@ -124,11 +129,11 @@ def gather(config: Config, declared: Mapping[str, Declaration]) -> Facts:
     largest = max(each.train for each in declared.values())
     audience = config.participants(len(declared))
     forms = (first.shape, first.y_shape, classes, largest, first.dtype, first.decode)
-    return Facts(len(declared), audience, *forms)
+    return FederationFacts(len(declared), audience, *forms)
 
 
-def hollow(config: Config, declared: Mapping[str, Declaration], facts: Facts) -> Federation:
-    """The federation as the server knows it: names and sizes; its examples are zeros that take no memory."""
+def federation_without_data(config: Config, declared: Mapping[str, Declaration], facts: FederationFacts) -> Federation:
+    """Make the federation as the server knows it: names and sizes, with zeros for examples that take no memory."""
     splits, start = {}, 0
     for name, each in declared.items():
         ends = np.cumsum([start, each.train, each.validation, each.test])
@@ -139,8 +144,8 @@ def hollow(config: Config, declared: Mapping[str, Declaration], facts: Facts) ->
     return Federation(config.data, x, y, splits, facts.classes)
 
 
-def build_task(config: Config, model: Model, facts: Facts) -> Task:
-    """The same initial model on every machine: from the seed alone."""
+def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
+    """Build the same initial model on every machine, from the seed alone."""
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
         factory = find_model(model) if isinstance(model, str) else model
@@ -154,15 +159,19 @@ def build_task(config: Config, model: Model, facts: Facts) -> Task:
         raise ConfigError([str(error)]) from error
 
 
-def population(facts: Facts, task: Task, names_keys: torch.Tensor | None = None, near: int | None = None) -> Population:
+def population(
+    facts: FederationFacts, task: Task, names_keys: torch.Tensor | None = None, near: int | None = None
+) -> Population:
     audience = facts.audience if near is None else min(facts.audience, near)
     return Population(facts.size, audience, task, names_keys)
 
 
-def message_forms(method: AnyMethod, task: Task, server: Tree, config: Config, facts: Facts) -> tuple[Tree, Tree]:
-    """(a client's message, its info) as the method would make them: an update on two blank examples, all masked.
+def message_forms(
+    method: AnyMethod, task: Task, server: Tree, config: Config, facts: FederationFacts
+) -> tuple[Tree, Tree]:
+    """Return a client's message and its info as the method makes them, from an update on two masked zero examples.
 
-    Only names, shapes and types of the result mean anything.
+    Only the names, shapes and types of the result are meaningful.
     """
     plan = facts.plan(config)
     steps = torch.zeros(1 if plan.steps else plan.epochs, plan.steps or 1, 2, dtype=torch.int64)
@@ -176,7 +185,7 @@ def message_forms(method: AnyMethod, task: Task, server: Tree, config: Config, f
 
 
 def _form(declared: Declaration) -> tuple[Any, ...]:
-    """What all sites must have in common."""
+    """Return what all sites must have in common."""
     return declared.shape, declared.y_shape, declared.classes is None, declared.dtype, declared.decode
 
 

@@ -1,4 +1,4 @@
-"""Flower carries the envelopes: a ServerApp that runs the rounds over a `Grid`. The ClientApp is in `coterie_site`."""
+"""The Flower ServerApp, which runs the rounds over a Flower `Grid`. The ClientApp is in `client_app`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.core.errors import CoterieError
 from coterie.deploy import settings
+from coterie.deploy.client_app import from_records, to_records
 from coterie.deploy.keys import identity_at, read_identity, read_keyring
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.server import Server
 from coterie.deploy.site import Site
-from coterie.deploy.sitedata import DataFunction, site_data, site_name
+from coterie.deploy.site_data import DataFunction, site_data, site_name
 from coterie.deploy.wire import Envelope
-from coterie.errors import CoterieError
-from coterie.experiment import files
 from coterie.experiment.config import default_out
-from coterie.experiment.folder import safe_name
 from coterie.experiment.setup import Model
-from coterie_site import from_records, to_records
+from coterie.storage import files
+from coterie.storage.run_folder import safe_name
 
-LEAVING = 60.0  # seconds for another server in the same run folder to end
-PULL = 0.25  # seconds between looks for answers, at least
+OTHER_SERVER_SECONDS = 60.0  # to wait for another server in the same run folder to end
+MIN_PULL_SECONDS = 0.25  # between two polls for answers
 
 
 def server_app(model: Model | None = None) -> ServerApp:
-    """A Flower ServerApp for any of Coterie's methods; its settings are the app's. `model`: a network or a factory of
-    one, (input shape, outputs) -> nn.Module; by default the one that the settings name."""
+    """Make a Flower ServerApp for any of Coterie's methods; its settings are those of the app.
+
+    Args:
+        model: A model, or a factory (input shape, outputs) -> nn.Module; by default the one in the settings.
+    """
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
@@ -44,53 +47,55 @@ def server_app(model: Model | None = None) -> ServerApp:
 
 
 def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -> None:
+    """Run or resume a federation; an error is also written to error.json in the run folder."""
     config, method, deploy = settings.read(run_config, own_data=False, own_model=model is not None)
     out = Path(deploy.out) if deploy.out else default_out(config)
-    with only_one(out):
+    with one_server(out):
         if deploy.resume:
             ledger = Ledger.load(out)
             if ledger.finished:
-                raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
+                raise CoterieError(f"'{out}' is already complete")
         elif (out / "deployment.json").exists():
-            raise CoterieError(f"'{out}' holds a run already: 'coterie flower resume' goes on with it")
+            raise CoterieError(f"'{out}' already contains a run: continue it with 'coterie flower resume'")
         else:
             ledger = Ledger.new(deploy.federation)
         key = read_identity(Path(deploy.key)) if deploy.key else identity_at(out / "server.key")
         known = read_keyring(Path(deploy.keys) if deploy.keys else None)
-        transport = Carrier(grid, 2 * deploy.deadline)
+        transport = FlowerTransport(grid, 2 * deploy.deadline)
         chosen = model if model is not None else config.model
         server = Server(config, method, chosen, transport, key, out, deploy.rules(), known, say)
         try:
             server.run(ledger)
         except Exception as error:
             ours = isinstance(error, CoterieError)
-            told = str(error) if ours else f"{type(error).__name__}: {error} (the ServerApp's log has more)"
-            files.write_json(out / "error.json", {"error": told})
+            text = str(error) if ours else f"{type(error).__name__}: {error} (the ServerApp's log has more)"
+            files.write_json(out / "error.json", {"error": text})
             raise
     say(f"written to {out}")
 
 
 @contextlib.contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """One server at a time in a run folder. One whose SuperLink was killed takes a moment to notice, and to end."""
+def one_server(out: Path) -> Iterator[None]:
+    """Lock the run folder for one server. A server whose SuperLink was killed takes a moment to notice and end."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / "lock").open("w") as file:
-        until = time.monotonic() + LEAVING
+        until = time.monotonic() + OTHER_SERVER_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise CoterieError(f"another server is at work in '{out}': stop it first") from None
+                    raise CoterieError(f"another server is using '{out}': stop it first") from None
                 time.sleep(0.5)
         yield
 
 
 def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | None, data: DataFunction | None) -> Site:
+    """Make the site that a run's and a node's configuration describe."""
     config, method, deploy = settings.read(run, own_data=data is not None, own_model=model is not None)
     name = site_name(config, node)
-    shared = Path(str(node.get("store") or os.environ.get("COTERIE_SITES", "sites")))  # by sites on one machine
+    shared = Path(str(node.get("store") or os.environ.get("COTERIE_SITES", "sites")))  # shared by sites on one machine
     root = Path(str(node["folder"])) if node.get("folder") else shared / safe_name(name)
     own = site_data(config, node, name, data)
     key = read_identity(Path(str(node["key"]))) if node.get("key") else identity_at(root / "site.key")
@@ -100,8 +105,8 @@ def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | No
     return Site(name, config, method, chosen, own, key, root, pinned, known, deploy.norm_bound)
 
 
-class Carrier:
-    """Envelopes over a Flower grid; an address is a node id. Answers are matched by the message they reply to."""
+class FlowerTransport:
+    """Carries envelopes over a Flower grid; an address is a node id. A reply is matched to its message by id."""
 
     def __init__(self, grid: Grid, ttl: float) -> None:
         self.grid, self.ttl = grid, ttl
@@ -116,7 +121,7 @@ class Carrier:
         for address, envelope in letters.items():
             kind = "query" if b'"kind":"join"' in envelope.header else "train"
             messages.append(Message(to_records(*envelope), int(address), kind, ttl=self.ttl))
-        # Flower gives fewer ids than messages where it could not send: those sites are as good as silent.
+        # Flower returns fewer ids than messages if it could not send some; those sites count as silent.
         for address, message_id in zip(letters, self.grid.push_messages(messages), strict=False):
             self.latest[address] = self.latest.get(address, 0) + 1
             if message_id:
@@ -129,11 +134,11 @@ class Carrier:
             if not address:
                 continue
             envelope = None if reply.has_error() else from_reply(reply.content)
-            # That an old message found nobody says nothing about the one sent after it.
+            # A failure of an old message says nothing about the one sent after it.
             if envelope is not None or serial == self.latest[address]:
                 found.append((address, envelope))
         if not found:
-            time.sleep(max(seconds, PULL))
+            time.sleep(max(seconds, MIN_PULL_SECONDS))
         return found
 
     def now(self) -> float:
@@ -141,7 +146,7 @@ class Carrier:
 
 
 def from_reply(records: RecordDict) -> Envelope | None:
-    """None where a node answered with something else: it is a node that failed."""
+    """Return the envelope of a reply, or None if the node failed and replied with something else."""
     try:
         return Envelope(*from_records(records))
     except (KeyError, TypeError, AttributeError):
@@ -149,4 +154,5 @@ def from_reply(records: RecordDict) -> Envelope | None:
 
 
 def say(text: str) -> None:
+    """Print a line to the ServerApp's log."""
     print(f"coterie: {text}", flush=True)

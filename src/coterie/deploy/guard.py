@@ -1,7 +1,7 @@
-"""What must be true of a message before anything is done with it. All that fails raises `Refused`.
+"""Checks messages before they are used. A check that fails raises `Refused`.
 
-The header says who says what to whom: run, `life` (how often the server has started), round, sender, receiver, and the
-digest of the body; the signature is over the header. A body is looked at only when the header is right.
+The header has the run, its `life` (how often the server has started), the round, sender, receiver, and the digest of
+the body. The header is signed. A body is read only if the header is valid.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from typing import Any
 
 import torch
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.tree import Tree
 from coterie.deploy import keys, wire
 from coterie.deploy.keys import Identity
 from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 from coterie.evaluation.metrics import BETTER
-from coterie.hyper import AnyMethod
-from coterie.tree import Tree
+from coterie.methods.fields import AnyMethod
 
-SERVER = "server"  # no site may be called that
+SERVER = "server"  # no site may have this name
 VERSION = 1
-HEADER_LIMIT = 4 * 2**20
-ROUTE = {"v": int, "run": str, "life": int, "round": int, "from": str, "to": str, "kind": str, "body": str}
+MAX_HEADER_BYTES = 4 * 2**20
+HEADER_FIELDS = {"v": int, "run": str, "life": int, "round": int, "from": str, "to": str, "kind": str, "body": str}
 
 
-def seal_header(header: dict[str, Any], body: bytes, identity: Identity) -> Envelope:
-    """An envelope with the body's digest in its header, signed."""
+def sign_envelope(header: dict[str, Any], body: bytes, identity: Identity) -> Envelope:
+    """Make a signed envelope, with the digest of the body in its header."""
     whole = {"v": VERSION, **header, "body": wire.digest(body)}
     data = json.dumps(whole, separators=(",", ":")).encode()
     return Envelope(data, body, identity.sign(data))
 
 
 def read_header(envelope: Envelope) -> dict[str, Any]:
-    """The header, not verified yet."""
-    if len(envelope.header) > HEADER_LIMIT:
+    """Parse the header, without verifying the signature."""
+    if len(envelope.header) > MAX_HEADER_BYTES:
         raise Refused("bad-header", f"a header of {len(envelope.header)} bytes")
     try:
         header = json.loads(envelope.header)
     except (ValueError, RecursionError) as error:
         raise Refused("bad-header") from error
-    if not isinstance(header, dict) or any(type(header.get(key)) is not kind for key, kind in ROUTE.items()):
-        raise Refused("bad-header", "run, round, sender, receiver or kind are missing")
+    if not isinstance(header, dict) or any(type(header.get(key)) is not kind for key, kind in HEADER_FIELDS.items()):
+        raise Refused("bad-header", "a required field is missing")
     if header["v"] != VERSION:
-        raise Refused("bad-header", f"version {header['v']} of the protocol, not {VERSION}")
+        raise Refused("bad-header", f"protocol version {header['v']} instead of {VERSION}")
     return header
 
 
 def verify(envelope: Envelope, header: dict[str, Any], public: str) -> None:
-    """The header is what the owner of the key signed, and the body is the one it speaks of."""
+    """Check that the owner of the key signed the header, and that the body has the signed digest."""
     if not keys.verified(public, envelope.signature, envelope.header):
         raise Refused("bad-signature")
     if wire.digest(envelope.body) != header["body"]:
@@ -58,13 +58,14 @@ def verify(envelope: Envelope, header: dict[str, Any], public: str) -> None:
 
 
 def open_body(envelope: Envelope, like: Tree) -> Tree:
+    """Decode the body, which must have the names, shapes and types of `like`."""
     if len(envelope.body) > wire.limit(like):
-        raise Refused("too-large", f"{len(envelope.body)} bytes where at most {wire.limit(like)} are possible")
+        raise Refused("too-large", f"{len(envelope.body)} bytes, but at most {wire.limit(like)} are possible")
     return wire.decode(envelope.body, like)
 
 
 def check_message(method: AnyMethod, up: Tree, examples: int, norm_bound: float) -> None:
-    """A client's message: finite, nothing that a client with so many examples cannot say, a norm below the bound."""
+    """Check that a client's message is finite, plausible for its number of examples, and below the norm bound."""
     check_finite(up)
     impossible = method.implausible(up, examples)
     if impossible is not None:
@@ -76,7 +77,7 @@ def check_message(method: AnyMethod, up: Tree, examples: int, norm_bound: float)
 
 
 def check_combines(method: AnyMethod, server: Tree, index: int, up: Tree) -> None:
-    """Client `index`'s message does not break the server: what does would stop the federation for everybody."""
+    """Check that the method can aggregate the message of client `index`; a failure later would stop the federation."""
     try:
         new = method.aggregate(server, torch.tensor([index]), tree.stack([up]))
     except Exception as error:
@@ -85,13 +86,14 @@ def check_combines(method: AnyMethod, server: Tree, index: int, up: Tree) -> Non
 
 
 def check_finite(content: Tree) -> None:
+    """Check that no value is NaN or infinite."""
     for path, leaf in tree.pack(content).items():
         if not bool(torch.isfinite(leaf).all()):
-            raise Refused("not-finite", f"'{path}' holds NaN or infinite values")
+            raise Refused("not-finite", f"'{path}' has NaN or infinite values")
 
 
 def check_metrics(metrics: Any) -> dict[str, dict[str, float]]:
-    """{part: {metric: number}}, as an answer's header has them."""
+    """Check and return the metrics in the header of an answer, {part: {metric: number}}."""
     parts = {"validation", "test", "global_validation", "global_test"}
     if not isinstance(metrics, dict) or not metrics.keys() <= parts:
         raise Refused("bad-header", "metrics of unknown parts")

@@ -1,4 +1,4 @@
-"""What the server takes of what arrives in a round: checked against what was asked, or refused with a reason."""
+"""Accepts the answers of a round after checking them against what was asked, or refuses them with a reason."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from typing import Any, NamedTuple
 
 import torch
 
-from coterie.deploy import guard, post, wire
+from coterie.core.tree import Tree
+from coterie.deploy import guard, peer_mail, wire
 from coterie.deploy.guard import SERVER
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import CODES, Refused
 from coterie.deploy.wire import Envelope, as_bytes
-from coterie.hyper import AnyMethod
-from coterie.tree import Tree
+from coterie.methods.fields import AnyMethod
 
 
 class Answer(NamedTuple):
+    """The content of an accepted answer."""
+
     up: Tree
     info: Tree
     alone_info: Tree
     metrics: Mapping[str, Any]  # {"own": {part: {metric: number}}, "alone": ...}
     mail: Mapping[str, bytes]  # {neighbour: sealed letter}
-    refused: list[list[Any]]  # of other peers' mail: [round, sender, code]
+    refused: list[list[Any]]  # mail of other peers that the site refused: [round, sender, code]
 
 
 @dataclass(frozen=True)
 class Forms:
-    """What an answer to a message that trains looks like."""
+    """The expected form of an answer to a training message."""
 
     up: Tree
     info: Tree
     alone_info: Tree
-    near: Mapping[str, tuple[str, ...]] | None  # each site's neighbours; None: there is a server
+    near: Mapping[str, tuple[str, ...]] | None  # each site's neighbours; None with a server
 
 
 @dataclass
 class Intake:
-    """One round's answers, as they come."""
+    """Collects the answers of one round."""
 
     ledger: Ledger
     method: AnyMethod
-    server: Tree  # the state that answers will change
+    server: Tree  # the state before aggregation
     round: int
-    asked: Mapping[str, str]  # {site: digest of what it was asked}
+    asked: Mapping[str, str]  # {site: digest of its request}
     training: frozenset[str]
     forms: Forms
     norm_bound: float
     answers: dict[str, Answer] = field(default_factory=dict)
 
     def take(self, sender: str, envelope: Envelope, header: dict[str, Any]) -> None:
-        """An answer whose sender's address and signature are right. Raises `Refused` and changes nothing if not."""
+        """Accept an answer whose address and signature are verified; raise `Refused` if it is invalid."""
         if header["run"] != self.ledger.run:
             raise Refused("wrong-run", f"run '{header['run']}'")
         if header["to"] != SERVER:
@@ -66,7 +68,7 @@ class Intake:
             code = header.get("code")
             raise Refused(code if code in CODES else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
         if header["kind"] != "answer" or header.get("request") != self.asked.get(sender):
-            raise Refused("wrong-round", "it answers something else than was asked")
+            raise Refused("wrong-round", "it does not answer the request of this round")
         self.answers[sender] = self._open(sender, envelope, header)
 
     def _open(self, sender: str, envelope: Envelope, header: dict[str, Any]) -> Answer:
@@ -95,22 +97,22 @@ class Intake:
     def _letters(self, sender: str, header: dict[str, Any]) -> tuple[list[str], Tree]:
         assert self.forms.near is not None
         try:
-            told = [(str(to), int(size)) for to, size in header["mail"]]
+            listed = [(str(to), int(size)) for to, size in header["mail"]]
         except (TypeError, KeyError, ValueError) as error:
             raise Refused("bad-header", "the list of mail cannot be read") from error
-        most = wire.limit(self.forms.up) + post.OVERHEAD
-        if sorted(to for to, _ in told) != sorted(self.forms.near[sender]):
-            raise Refused("wrong-receiver", "mail for others than the neighbours")
-        if any(not 0 <= size <= most for _, size in told):
+        most = wire.limit(self.forms.up) + peer_mail.SEAL_OVERHEAD_BYTES
+        if sorted(to for to, _ in listed) != sorted(self.forms.near[sender]):
+            raise Refused("wrong-receiver", "mail for sites that are not neighbours")
+        if any(not 0 <= size <= most for _, size in listed):
             raise Refused("too-large", f"mail of more than {most} bytes")
-        sizes = {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, (_, size) in enumerate(told)}
-        return [to for to, _ in told], sizes
+        sizes = {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, (_, size) in enumerate(listed)}
+        return [to for to, _ in listed], sizes
 
 
-def _complaints(told: Any) -> list[list[Any]]:
-    right = isinstance(told, list) and all(
-        isinstance(each, list) and len(each) == 3 and type(each[0]) is int and each[2] in CODES for each in told
+def _complaints(listed: Any) -> list[list[Any]]:
+    right = isinstance(listed, list) and all(
+        isinstance(each, list) and len(each) == 3 and type(each[0]) is int and each[2] in CODES for each in listed
     )
     if not right:
         raise Refused("bad-header", "refusals that cannot be read")
-    return list(told)
+    return list(listed)

@@ -1,5 +1,8 @@
-"""Who is who: a site signs what it says with its own key, the one its SuperNode shows to the SuperLink (an elliptic
-curve key as `ssh-keygen -t ecdsa` or `coterie flower certs` make it)."""
+"""Keys that identify sites.
+
+A site signs its messages with the key that its SuperNode shows to the SuperLink: an elliptic curve key, as made by
+`ssh-keygen -t ecdsa` or `coterie flower certs`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coterie.errors import CoterieError
-from coterie.experiment import files
+from coterie.core.errors import CoterieError
+from coterie.storage import files
 
 HASH = ec.ECDSA(hashes.SHA384())
 
@@ -29,21 +32,24 @@ class Identity:
         return self.private.public_key().public_bytes(*form).decode()
 
     def sign(self, data: bytes) -> bytes:
+        """Return the signature of `data`."""
         return self.private.sign(data, HASH)
 
 
 def make_identity() -> Identity:
+    """Generate a new key."""
     return Identity(ec.generate_private_key(ec.SECP384R1()))
 
 
 def write_identity(path: Path, identity: Identity) -> None:
-    """PATH, readable by its owner only, and PATH.pub."""
+    """Write PATH, readable only by its owner, and PATH.pub."""
     form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     files.write(path, lambda temporary: write_private(temporary, identity.private.private_bytes(*form)))
     files.write_text(path.with_name(path.name + ".pub"), identity.public + "\n")
 
 
 def read_identity(path: Path) -> Identity:
+    """Read a private key; raise `CoterieError` if it cannot be used."""
     try:
         data = path.read_bytes()
         read = serialization.load_ssh_private_key if b"OPENSSH" in data else serialization.load_pem_private_key
@@ -51,20 +57,21 @@ def read_identity(path: Path) -> Identity:
     except OSError as error:
         raise CoterieError(f"the key '{path}' cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise CoterieError(f"'{path}' is not a private key without a password: {error}") from error
+        raise CoterieError(f"'{path}' is not a private key, or has a password: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CoterieError(f"'{path}' is not an elliptic curve key: make one with 'coterie flower certs'")
     return Identity(key)
 
 
 def identity_at(path: Path) -> Identity:
-    """The key in a file, which is made where there is none."""
+    """Read the key in a file; generate it if there is none."""
     if not path.exists():
         write_identity(path, make_identity())
     return read_identity(path)
 
 
 def verified(public: str, signature: bytes, data: bytes) -> bool:
+    """Return whether the owner of the public key signed `data`."""
     try:
         key = serialization.load_ssh_public_key(public.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -76,12 +83,12 @@ def verified(public: str, signature: bytes, data: bytes) -> bool:
 
 
 def same_key(one: str, other: str) -> bool:
-    """Whether two lines of text are one key, whatever comments follow it."""
+    """Return whether two lines of text are the same key, ignoring comments."""
     return one.split()[:2] == other.split()[:2]
 
 
 def read_keyring(folder: Path | None) -> dict[str, str]:
-    """{name: public key} from a folder of NAME.pub files; empty if there is none."""
+    """Read {name: public key} from a folder of NAME.pub files; without a folder it is empty."""
     if folder is None:
         return {}
     if not folder.is_dir():
@@ -90,7 +97,7 @@ def read_keyring(folder: Path | None) -> dict[str, str]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Readable by its owner only, from the first byte."""
+    """Write a file that only its owner can read, from the first byte on."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

@@ -1,5 +1,7 @@
-"""What the server remembers beside the method's state: who takes part, which round counts for whom, mail, the table of
-sites. RUN/deployment.json is the commit of a round; RUN/sites.json is for people (and `coterie flower up`)."""
+"""What the server remembers besides the method's state: the members, their last accepted rounds, mail, and statuses.
+
+Writing RUN/deployment.json commits a round; RUN/sites.json is for people and for `coterie flower up`.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coterie.deploy.facts import Declaration
-from coterie.deploy.mailbox import Mailbox
-from coterie.errors import CheckpointError
-from coterie.experiment import files
+from coterie.core.errors import CheckpointError
+from coterie.deploy.federation_facts import Declaration
+from coterie.deploy.relay import Mailbox
+from coterie.storage import files
 
 Record = dict[str, Any]
 
 
 @dataclasses.dataclass
-class Standing:
-    """A line of the table of sites."""
+class SiteStatus:
+    """The status of one site, as the table of sites shows it."""
 
     state: str = "joined"
     round: int = 0
@@ -32,16 +34,19 @@ class Standing:
     refused: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def refuse(self, code: str) -> None:
+        """Count a refused message."""
         self.refused[code] = self.refused.get(code, 0) + 1
 
 
 @dataclasses.dataclass
 class Ledger:
+    """The server's memory of a run."""
+
     run: str
     life: int = 1
-    round: int = 0  # the last message that is closed; after the rounds come an evaluation and the finish
-    rounds: int = 0  # that there will be
-    metric: str = ""  # what sites' models are compared by
+    round: int = 0  # the last closed message; after the rounds come a last evaluation and the finish
+    rounds: int = 0  # of the run
+    metric: str = ""  # by which rounds are selected
     best: int = 0
     best_alone: int = 0
     finished: bool = False
@@ -49,17 +54,18 @@ class Ledger:
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     cards: dict[str, Any] = dataclasses.field(default_factory=dict)
     base: dict[str, int] = dataclasses.field(default_factory=dict)
-    pending: Record | None = None  # of the last round, not evaluated yet
+    pending: Record | None = None  # record of the last round, not evaluated yet
     pending_alone: Record | None = None
-    sites: dict[str, Standing] = dataclasses.field(default_factory=dict)
+    sites: dict[str, SiteStatus] = dataclasses.field(default_factory=dict)
     mail: Mailbox = dataclasses.field(default_factory=Mailbox)
 
     @classmethod
     def new(cls, federation: str) -> Ledger:
+        """Start the ledger of a new run, with a random id."""
         return cls(f"{federation}-{secrets.token_hex(4)}")
 
     def save(self, out: Path) -> None:
-        """The mail first, under the round's own name; then the ledger that speaks of it."""
+        """Write the mail to a file of this round, then the ledger that refers to it."""
         values = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -74,32 +80,33 @@ class Ledger:
 
     @classmethod
     def load(cls, out: Path) -> Ledger:
+        """Read the ledger of a run folder; raise `CheckpointError` if there is none."""
         path = out / "deployment.json"
         if not path.exists():
-            raise CheckpointError(f"'{out}' holds no deployed run: it has no deployment.json")
+            raise CheckpointError(f"'{out}' is not a deployed run: it has no deployment.json")
         values = files.read_json(path)
         try:
-            values["declared"] = {name: Declaration.read(told) for name, told in values["declared"].items()}
-            values["sites"] = {name: Standing(**told) for name, told in values["sites"].items()}
+            values["declared"] = {name: Declaration.read(each) for name, each in values["declared"].items()}
+            values["sites"] = {name: SiteStatus(**each) for name, each in values["sites"].items()}
             values["mail"] = Mailbox.load(out, values["mail"], values["round"])
             return cls(**values)
         except (TypeError, KeyError) as error:
             raise CheckpointError(f"'{path}' is not a ledger of this version: {error}") from error
 
     def stage(self) -> str:
-        """What is being done now."""
+        """Say what the run is doing now."""
         if self.round < self.rounds:
             return f"round {self.round + 1} of {self.rounds}"
-        return "the last evaluation" if self.round == self.rounds else "the sites write their models"
+        return "the last evaluation" if self.round == self.rounds else "sites are writing their models"
 
     def show(self, out: Path, doing: str = "") -> None:
-        """The table, as it is now."""
+        """Write the current status to sites.json."""
         table = {name: vars(each) for name, each in self.sites.items()}
-        told = {"run": self.run, "round": min(self.round, self.rounds), "rounds": self.rounds, "metric": self.metric}
+        about = {"run": self.run, "round": min(self.round, self.rounds), "rounds": self.rounds, "metric": self.metric}
         files.write_json(
             out / "sites.json",
             {
-                **told,
+                **about,
                 "doing": doing,
                 "finished": self.finished,
                 "sites": table,

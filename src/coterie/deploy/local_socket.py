@@ -1,4 +1,4 @@
-"""Bytes between a message's process and the site's worker, over a local socket: parts, each after its length."""
+"""Passes messages to the site's worker over a local socket, as byte strings that follow their lengths."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import json
 import socket
 from typing import Any
 
-LIMIT = 2**40
+MAX_PART_BYTES = 2**40
 
 
 def write(stream: socket.socket, parts: list[bytes]) -> None:
+    """Send byte strings."""
     for part in parts:
         stream.sendall(len(part).to_bytes(8, "big"))
         stream.sendall(part)
 
 
 def read(stream: socket.socket, number: int) -> list[bytes]:
-    """Raises `OSError` if the other side ends before."""
-    return [_exactly(stream, min(int.from_bytes(_exactly(stream, 8), "big"), LIMIT)) for _ in range(number)]
+    """Receive `number` byte strings; raise `OSError` if the other side closes the connection."""
+    return [_receive(stream, min(int.from_bytes(_receive(stream, 8), "big"), MAX_PART_BYTES)) for _ in range(number)]
 
 
 def ask(path: str, run: dict[str, Any], node: dict[str, Any], parts: tuple[bytes, ...]) -> tuple[bytes, bytes, bytes]:
-    """The worker's answer (header, body, signature)."""
+    """Send an envelope to the worker; return its answer (header, body, signature)."""
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(path)
         write(stream, [json.dumps([run, node], sort_keys=True).encode(), *parts])
@@ -29,12 +30,12 @@ def ask(path: str, run: dict[str, Any], node: dict[str, Any], parts: tuple[bytes
         return header, body, signature
 
 
-def _exactly(stream: socket.socket, size: int) -> bytes:
+def _receive(stream: socket.socket, size: int) -> bytes:
     pieces, missing = [], size
     while missing:
         piece = stream.recv(min(missing, 2**20))
         if not piece:
-            raise ConnectionError("the other side ended")
+            raise ConnectionError("the other side closed the connection")
         pieces.append(piece)
         missing -= len(piece)
     return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""Processes of Flower on this machine: started with time limits, and stopped by their ids."""
+"""Starts Flower's processes on this machine with time limits, and stops them by their ids."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
-QUIET = {
+FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -25,7 +25,7 @@ QUIET = {
 
 
 def program(name: str) -> str:
-    """A command of Flower's, beside this Python or on the path."""
+    """Return the path of a Flower command, beside this Python or on PATH; raise `CoterieError` if there is none."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -34,15 +34,16 @@ def program(name: str) -> str:
 
 
 def environment(home: Path | None = None, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Flower's commands find each other on the path, and Coterie where this process found it."""
+    """Return an environment in which Flower's commands find each other, and the same Coterie as this process."""
     here = str(Path(sys.executable).parent)
     source = str(Path(__file__).parents[2])
-    values = {**os.environ, **QUIET, "PATH": os.pathsep.join([here, os.environ.get("PATH", "")])}
+    values = {**os.environ, **FLOWER_ENVIRONMENT, "PATH": os.pathsep.join([here, os.environ.get("PATH", "")])}
     values["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     return {**values, **({"FLWR_HOME": str(home)} if home else {}), **(more or {})}
 
 
 def free_ports(number: int) -> list[int]:
+    """Return port numbers that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
@@ -51,7 +52,7 @@ def free_ports(number: int) -> list[int]:
 
 
 class Process:
-    """A command in a process group of its own, with its output in a file."""
+    """A command in its own process group, with its output in a file."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +78,12 @@ class Process:
         return self.process.poll() is None
 
     def ask_to_stop(self) -> None:
-        """Without waiting; `stop` comes after."""
+        """Ask the process to stop, without waiting; call `stop` afterwards."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
 
     def stop(self, seconds: float = 8.0) -> None:
-        """Politely, then not; with all that it started, each by its id."""
+        """Stop the process and all its descendants: first by SIGTERM, then by SIGKILL."""
         family = descendants(self.pid)
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
@@ -91,7 +92,7 @@ class Process:
         self._end(family)
 
     def kill(self) -> None:
-        """At once: as a machine dies."""
+        """Kill the process and all its descendants at once, as if the machine had failed."""
         self._end(descendants(self.pid))
 
     def _end(self, family: list[tuple[int, int]]) -> None:
@@ -104,41 +105,45 @@ class Process:
                     os.kill(pid, signal.SIGKILL)
 
     def tail(self, lines: int = 15) -> str:
+        """Return the last lines of the output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _end_with_parent() -> None:
-    """Linux: where the process that started this one is killed, this one is asked to stop."""
+    """Make Linux send this process SIGTERM when its parent dies."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def wait_for_port(port: int, process: Process, seconds: float) -> None:
+    """Wait until the process listens on a port; raise `CoterieError` if it ends or takes too long."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if not process.running:
-            raise CoterieError(f"{process.name} ended at its start; the end of '{process.log}':\n{process.tail()}")
+            raise CoterieError(
+                f"{process.name} ended right after its start; the last lines of '{process.log}':\n{process.tail()}"
+            )
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
             return
         time.sleep(0.1)
-    raise CoterieError(f"{process.name} does not answer within {seconds:g} seconds; see '{process.log}'")
+    raise CoterieError(f"{process.name} did not answer within {seconds:g} seconds; see '{process.log}'")
 
 
 def call(command: Sequence[str], env: Mapping[str, str], seconds: float = 120.0, cwd: Path | None = None) -> str:
-    """A command's output; raises with it if the command fails."""
+    """Run a command and return its output; raise `CoterieError` with the output if it fails."""
     try:
         done = subprocess.run(
             command, env=dict(env), cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise CoterieError(f"'{' '.join(command[:4])} ...' did not end within {seconds:g} seconds") from error
+        raise CoterieError(f"'{' '.join(command[:4])} ...' did not finish within {seconds:g} seconds") from error
     if done.returncode:
         raise CoterieError(f"'{' '.join(command[:4])} ...' failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
     return done.stdout
 
 
 def descendants(pid: int) -> list[tuple[int, int]]:
-    """(id, time of birth) of all processes that a process started, and those they started."""
+    """Return (id, start time) of all descendants of a process."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
@@ -153,7 +158,7 @@ def descendants(pid: int) -> list[tuple[int, int]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and has not ended (one that nobody has asked for its end is still listed)."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:

@@ -1,11 +1,11 @@
-"""Mail between two sites that the relay cannot read: X25519 for the key, ChaCha20-Poly1305 for the content.
+"""Encrypts mail between two sites so that the relay cannot read it: X25519 and ChaCha20-Poly1305.
 
     key = HKDF-SHA256(X25519(own secret, the other's public), info = "coterie", run, round, sender, receiver)
 
-Each message has a key of its own, and both ends must have had the right secrets: who can open it knows who wrote it.
-A site's exchange key is made once and signed with the key that identifies the site. A site that was given the others'
-public keys (`keys`) checks that signature against them; one that was not takes the first key it sees for each name and
-keeps to it, which stops a curious relay, but not one that lied from the first day.
+Each message has its own key. Both ends need the right secrets, so whoever can open a message also knows who wrote it. A
+site's exchange key is made once and signed with the key that identifies the site. If a site has the others' public keys
+(`keys`), it checks that signature against them. If not, it trusts the first key that it sees for each name, which stops
+a curious relay, but not one that lied from the first day.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from coterie.core.errors import CoterieError
 from coterie.deploy import keys
 from coterie.deploy.keys import Identity
 from coterie.deploy.refused import Refused
-from coterie.errors import CoterieError
-from coterie.experiment import files
+from coterie.storage import files
 
-NONCE = 12
+NONCE_BYTES = 12
 
 
 @dataclass(frozen=True)
 class Route:
+    """What a letter's key is bound to."""
+
     run: str
     round: int
     sender: str
     receiver: str
 
     def text(self) -> bytes:
+        """Return the route as bytes, for the key derivation."""
         return "\x1f".join(["coterie", self.run, str(self.round), self.sender, self.receiver]).encode()
 
 
 def exchange_key_at(path: Path) -> X25519PrivateKey:
-    """The site's secret, which is made where there is none; readable by its owner only."""
+    """Read the site's secret key; generate it if there is none. Only its owner can read the file."""
     if not path.exists():
         files.write(
             path, lambda temporary: keys.write_private(temporary, X25519PrivateKey.generate().private_bytes_raw())
@@ -55,35 +58,37 @@ def exchange_key_at(path: Path) -> X25519PrivateKey:
 
 
 def card(name: str, secret: X25519PrivateKey, identity: Identity) -> dict[str, str]:
-    """What others need to write to this site, signed by it."""
+    """Return what others need to write to this site, signed by the site."""
     public = secret.public_key().public_bytes_raw().hex()
     return {"exchange": public, "key": identity.public, "proof": identity.sign(_claim(name, public)).hex()}
 
 
-def check_card(name: str, told: Any, known: Mapping[str, str], pinned: Mapping[str, Any]) -> dict[str, str]:
-    """A card that is signed by the site's key: the one known, or the one seen first."""
-    if not isinstance(told, dict) or any(type(told.get(key)) is not str for key in ("exchange", "key", "proof")):
+def check_card(name: str, values: Any, known: Mapping[str, str], pinned: Mapping[str, Any]) -> dict[str, str]:
+    """Return a card if the site's key (the known one, or the first one seen) signed it; else raise `Refused`."""
+    if not isinstance(values, dict) or any(type(values.get(key)) is not str for key in ("exchange", "key", "proof")):
         raise Refused("bad-header", f"the keys of '{name}' cannot be read")
-    expected = known.get(name) or pinned.get(name, told)["key"]
-    if not keys.same_key(expected, told["key"]):
+    expected = known.get(name) or pinned.get(name, values)["key"]
+    if not keys.same_key(expected, values["key"]):
         raise Refused("bad-signature", f"the key of '{name}' is not the one known")
     try:
-        proof = bytes.fromhex(told["proof"])
+        proof = bytes.fromhex(values["proof"])
     except ValueError as error:
         raise Refused("bad-signature") from error
-    if not keys.verified(told["key"], proof, _claim(name, told["exchange"])):
+    if not keys.verified(values["key"], proof, _claim(name, values["exchange"])):
         raise Refused("bad-signature", f"the exchange key of '{name}' is not signed by it")
-    return {key: told[key] for key in ("exchange", "key", "proof")}
+    return {key: values[key] for key in ("exchange", "key", "proof")}
 
 
 def seal(data: bytes, secret: X25519PrivateKey, other: str, route: Route) -> bytes:
-    nonce = os.urandom(NONCE)
+    """Encrypt data for the owner of the public key `other`."""
+    nonce = os.urandom(NONCE_BYTES)
     return nonce + _cipher(secret, other, route).encrypt(nonce, data, route.text())
 
 
 def unseal(data: bytes, secret: X25519PrivateKey, other: str, route: Route) -> bytes:
+    """Decrypt data from the owner of the public key `other`; raise `Refused` if it is not authentic."""
     try:
-        return _cipher(secret, other, route).decrypt(data[:NONCE], data[NONCE:], route.text())
+        return _cipher(secret, other, route).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], route.text())
     except (InvalidTag, ValueError) as error:
         raise Refused("not-sealed") from error
 

@@ -1,9 +1,9 @@
-"""The server: joins sites, runs the rounds, survives them. It knows no transport and no data.
+"""The server waits for sites to join, runs the rounds, and can resume them. It has no data and knows no transport.
 
-Message t asks a site to evaluate what it has after round t - 1 and, if it is sampled, to train round t: one message a
-round. A round closes when all have answered or, at the deadline, with those who have, if they are a quorum; for the
-method, the others were not sampled. After the last round come one message to evaluate and one that names the selected
-round, so that each site writes its model, at its own place.
+There is one message per round: message t asks a site to evaluate its model after round t - 1 and, if it is sampled, to
+train round t. A round closes when all sites have answered or, after the deadline, when a quorum has; for the method,
+the others were not sampled. After the last round follow one message to evaluate, and one with the selected round, upon
+which each site writes its model to its own disk.
 """
 
 from __future__ import annotations
@@ -16,11 +16,21 @@ from typing import Any
 
 import torch
 
-from coterie import rng, tree
+from coterie.core import rng, tree
+from coterie.core.errors import ConfigError
+from coterie.core.method import Population
+from coterie.core.toml import to_toml
+from coterie.core.tree import Tree
 from coterie.deploy import guard, outcome, wire
 from coterie.deploy.contract import Rules, Transport
 from coterie.deploy.delivery import Delivery
-from coterie.deploy.facts import Facts, build_task, gather, hollow, message_forms
+from coterie.deploy.federation_facts import (
+    FederationFacts,
+    build_task,
+    federation_without_data,
+    gather_facts,
+    message_forms,
+)
 from coterie.deploy.guard import SERVER
 from coterie.deploy.intake import Answer, Forms, Intake
 from coterie.deploy.joining import Joining
@@ -30,23 +40,23 @@ from coterie.deploy.refused import CODES, Refused
 from coterie.deploy.site import request_digest
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
-from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment.config import Config, to_toml
-from coterie.experiment.folder import RunFolder
+from coterie.experiment.config import Config
 from coterie.experiment.result import Result
 from coterie.experiment.run import _record, local_like
 from coterie.experiment.setup import Model, Setup
-from coterie.experiment.simulation import Round, Simulation, State
-from coterie.hyper import AnyMethod
-from coterie.method import Population
-from coterie.tree import Tree
+from coterie.experiment.simulation import Round, Simulation
+from coterie.methods.fields import AnyMethod
+from coterie.storage.run_folder import RunFolder
+from coterie.storage.state import State
 
 Record = dict[str, Any]
 
 
 @dataclass
 class Server:
+    """The server of one federation."""
+
     config: Config
     method: AnyMethod
     model: Model
@@ -54,17 +64,19 @@ class Server:
     identity: Identity
     out: Path
     rules: Rules
-    known: Mapping[str, str] = field(default_factory=dict)  # sites' public keys; others may not join if there are any
+    known: Mapping[str, str] = field(
+        default_factory=dict
+    )  # sites' public keys; if there are any, other sites may not join
     say: Callable[[str], None] = lambda _: None
 
     def run(self, ledger: Ledger) -> Result:
-        """All rounds that are left; `ledger` is new, or loaded from `out` to go on."""
+        """Run all remaining rounds; `ledger` is new, or loaded from `out` to resume."""
         folder = RunFolder(self.out)
-        going_on = bool(ledger.declared)
+        resuming = bool(ledger.declared)
         if not (self.out / "config.toml").exists():
             folder.create(to_toml(self.config.to_file()))
         joining = Joining(ledger, self.transport, self.identity, self.known, self.rules, self.say)
-        if going_on:
+        if resuming:
             ledger.life += 1
             ledger.save(self.out)
         joining.wait(self.out)
@@ -78,27 +90,28 @@ class Server:
 
 @dataclass
 class Rounds:
-    """The rounds of a federation whose members are known."""
+    """Runs the rounds of a federation whose members are known."""
 
     server: Server
     ledger: Ledger
     joining: Joining
     folder: RunFolder
-    facts: Facts
+    facts: FederationFacts
     setup: Setup
     sim: Simulation
     forms: Forms
     records: list[Record]
-    alone: list[Record]  # of training alone
-    silent: set[str] = field(default_factory=set)  # did not answer last time: nobody waits for them
+    alone: list[Record]  # records of training alone
+    silent: set[str] = field(default_factory=set)  # did not answer last time, so they are not waited for
 
     @classmethod
     def begin(cls, server: Server, ledger: Ledger, joining: Joining, folder: RunFolder) -> Rounds:
+        """Build the model and state from what the sites declared, or restore them after `ledger.round`."""
         config, method = server.config, server.method
-        facts = gather(config, ledger.declared)
+        facts = gather_facts(config, ledger.declared)
         if facts.audience > facts.size:
             raise ConfigError([f"clients_per_round = {config.clients_per_round}, but there are {facts.size} sites"])
-        federation = hollow(config, ledger.declared, facts)
+        federation = federation_without_data(config, ledger.declared, facts)
         task = build_task(config, server.model, facts)
         peers = make_peers(config.topology, federation.names, config.seed)
         if peers is not None and not method.peer_to_peer:
@@ -141,7 +154,7 @@ class Rounds:
         return self.server.config
 
     def play(self, number: int) -> None:
-        """Message `number` to everybody it concerns, and the end of what it began."""
+        """Send message `number`, collect the answers, aggregate and commit the round."""
         begin = self.server.transport.now()
         last = number > self.config.rounds
         sampled = [] if last else self.sim.sample(number)
@@ -164,13 +177,13 @@ class Rounds:
         self.ledger.mail.drop(self.ledger.base)
         self.folder.save(number, self.sim.state, self.ledger.best or None)
         self.ledger.save(self.server.out)
-        self._tell(number, answers, training)
+        self._show(number, answers, training)
 
     def finish(self) -> Result:
-        """Every site is told the selected round and writes its model; the server writes what it knows."""
+        """Send the selected round to every site, which writes its model, and write the server's run folder."""
         header = {"selected": self.ledger.best, "selected_alone": self.ledger.best_alone}
         number = self.config.rounds + 2
-        letters = {name: self._seal(name, number, {"kind": "finish", **header}, b"") for name in self.names}
+        letters = {name: self._sign(name, number, {"kind": "finish", **header}, b"") for name in self.names}
         self._deliver(number, letters, _finished, frozenset(), need=0)
         reference = None
         if self.alone:
@@ -204,8 +217,8 @@ class Rounds:
             if evaluating:
                 content["deploy"] = tree.rows(deploy, index)
                 content |= {} if shared is None else {"shared": shared}
-            told = {**header, "train": index in place, "evaluate": evaluating, "base": self.ledger.base.get(name, 0)}
-            letters[name] = self._seal(name, number, told, wire.encode(content))
+            about = {**header, "train": index in place, "evaluate": evaluating, "base": self.ledger.base.get(name, 0)}
+            letters[name] = self._sign(name, number, about, wire.encode(content))
         return letters, train
 
     def _peer_letter(self, number: int, name: str, sampled: list[int], evaluating: bool, header: Record) -> Envelope:
@@ -217,7 +230,7 @@ class Rounds:
             other: [self.names.index(other), self.ledger.declared[other].train, self.ledger.cards[other]]
             for other in self.forms.near[name]
         }
-        told = {
+        about = {
             **header,
             "train": index in sampled,
             "evaluate": evaluating,
@@ -232,7 +245,7 @@ class Rounds:
             "said": [round for round, heard in self.ledger.mail.heard.items() if name in heard],
         }
         content = {"mail": {str(i): as_leaf(each.data) for i, each in enumerate(mail)}}
-        return self._seal(name, number, told, wire.encode(content))
+        return self._sign(name, number, about, wire.encode(content))
 
     def _send(self, send: Any, ids: list[int], purpose: str, round: int) -> Tree:
         def draw() -> torch.Generator:
@@ -240,10 +253,10 @@ class Rounds:
 
         return self.sim.place.send(send, self.sim.state.server, torch.tensor(ids), draw)
 
-    def _seal(self, name: str, number: int, header: Record, body: bytes) -> Envelope:
+    def _sign(self, name: str, number: int, header: Record, body: bytes) -> Envelope:
         route = {"run": self.ledger.run, "life": self.ledger.life, "round": number, "from": SERVER, "to": name}
         facts = {"facts": vars(self.facts), "server": self.server.identity.public}
-        return guard.seal_header({**route, **header, **facts}, body, self.server.identity)
+        return guard.sign_envelope({**route, **header, **facts}, body, self.server.identity)
 
     def _collect(self, number: int, letters: dict[str, Envelope], training: frozenset[str]) -> dict[str, Answer]:
         asked = {name: request_digest(guard.read_header(letter)) for name, letter in letters.items()}
@@ -266,21 +279,21 @@ class Rounds:
         counted: frozenset[str],
         need: int,
     ) -> None:
-        """Sends, and hands what arrives to `take` until the round may close."""
+        """Send messages, and pass the answers to `take` until the round may close."""
         Delivery(self.server.transport, self.joining, self.ledger, self.server.rules, self.server.out, self.silent).run(
             number, letters, take, counted, need
         )
 
     def _evaluated(self, answers: Mapping[str, Answer]) -> None:
-        """The last round's record gets its metrics, and may be the best."""
+        """Add the metrics to the last round's record, and update the best round."""
         for which, records, record, local in (
             ("own", self.records, self.ledger.pending, False),
             ("alone", self.alone, self.ledger.pending_alone, True),
         ):
             if record is None:
                 continue
-            told = [answers[name].metrics.get(which) if name in answers else None for name in self.names]
-            record |= outcome.scores(self.setup, told)
+            metrics = [answers[name].metrics.get(which) if name in answers else None for name in self.names]
+            record |= outcome.scores(self.setup, metrics)
             best = self.ledger.best_alone if local else self.ledger.best
             old = next((each for each in records if each["round"] == best), None)
             if outcome.better(self.setup.metric, record, old):
@@ -300,8 +313,8 @@ class Rounds:
             self.ledger.pending_alone = None
 
     def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> None:
-        took = [answers[self.names[i]] for i in ids]
-        info = tree.stack([each.info for each in took])
+        accepted = [answers[self.names[i]] for i in ids]
+        info = tree.stack([each.info for each in accepted])
         heard = ids if self.config.clients_heard is None else self.sim._smallest(
             ids, self.config.clients_heard, "hearing", number
         )  # fmt: skip
@@ -309,12 +322,12 @@ class Rounds:
         up = down_bytes = 0
         server_info: Tree = {}
         if self.setup.peers is None:
-            said = tree.stack([answers[self.names[i]].up for i in heard])
-            new = place.aggregate(method, self.sim.state.server, torch.tensor(heard), said)
+            messages = tree.stack([answers[self.names[i]].up for i in heard])
+            new = place.aggregate(method, self.sim.state.server, torch.tensor(heard), messages)
             self.sim.state = State(new, ())
             server_info = place.info(method, new)
             rows = torch.tensor([self.sim.sample(number).index(i) for i in ids])
-            everyone = tree.stack([each.up for each in took])
+            everyone = tree.stack([each.up for each in accepted])
             up, down_bytes = place.traffic(method, torch.tensor(ids), everyone, tree.rows(down, rows))
         else:
             for i in ids:
@@ -322,29 +335,29 @@ class Rounds:
                     self.ledger.mail.put(number, self.names[i], to, data)
                     up += len(data)
             self.ledger.mail.heard[number] = [self.names[i] for i in heard]
-        outcome_of_round = Round(ids, info, server_info, up, down_bytes)
-        self.ledger.pending = _record(number, outcome_of_round, self.setup.federation)
+        result = Round(ids, info, server_info, up, down_bytes)
+        self.ledger.pending = _record(number, result, self.setup.federation)
         if self.forms.alone_info:
-            alone = Round(ids, tree.stack([each.alone_info for each in took]), {}, 0, 0)
+            alone = Round(ids, tree.stack([each.alone_info for each in accepted]), {}, 0, 0)
             self.ledger.pending_alone = _record(number, alone, self.setup.federation)
         for i in ids:
-            standing = self.ledger.sites[self.names[i]]
+            status = self.ledger.sites[self.names[i]]
             loss = answers[self.names[i]].info.get("loss")
-            standing.loss = None if loss is None else float(loss)
+            status.loss = None if loss is None else float(loss)
 
-    def _tell(self, number: int, answers: Mapping[str, Answer], training: frozenset[str]) -> None:
+    def _show(self, number: int, answers: Mapping[str, Answer], training: frozenset[str]) -> None:
         for name, answer in answers.items():
-            standing = self.ledger.sites[name]
-            standing.state, standing.round = "answered", min(number, self.config.rounds)
-            told = answer.metrics.get("own", {}).get("validation", {}).get(self.setup.metric)
-            standing.metric = standing.metric if told is None else told
+            status = self.ledger.sites[name]
+            status.state, status.round = "answered", min(number, self.config.rounds)
+            metric = answer.metrics.get("own", {}).get("validation", {}).get(self.setup.metric)
+            status.metric = status.metric if metric is None else metric
             for round, sender, code in answer.refused:
                 if sender in self.ledger.sites:
                     self.ledger.sites[sender].refuse(f"{code} (by {name}, round {round})")
         self.ledger.show(self.server.out)
         if training:
-            came = len([name for name in training if name in answers])
-            self.server.say(f"round {number}: {came} of {len(training)} sites")
+            answered = len([name for name in training if name in answers])
+            self.server.say(f"round {number}: {answered} of {len(training)} sites answered")
 
 
 def _finished(name: str, envelope: Envelope, header: Record) -> bool:

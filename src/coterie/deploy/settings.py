@@ -1,6 +1,6 @@
-"""The settings of a deployed run, from the flat table that a Flower app has (`[tool.flwr.app.config]`).
+"""Reads the settings of a deployed run from the flat table of a Flower app (`[tool.flwr.app.config]`).
 
-Coterie's own settings have the names they have in a TOML file (`rounds`, `hyper.sigma2`, `optimizer.lr`); those of the
+Coterie's settings have the same names as in a TOML file (`rounds`, `hyper.sigma2`, `optimizer.lr`); those of the
 deployment begin with `deploy.`.
 """
 
@@ -13,45 +13,62 @@ from typing import Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
 from coterie.deploy.contract import Rules
-from coterie.errors import ConfigError
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.setup import optimizer_values
-from coterie.hyper import AnyMethod, values_of
+from coterie.methods.fields import AnyMethod, values_of
 
-# What only a simulation has, and a published setting's name, all of whose values are here already.
-SIMULATOR = ("engine", "compile", "workers", "memory", "device", "checkpoint_every", "holdout", "track", "setting")
-LISTS = ("silos", "columns", "missing", "drop")
+# Settings of a simulation, and the name of a published setting, whose values are all in the table already.
+SIMULATION_ONLY = (
+    "engine",
+    "compile",
+    "workers",
+    "memory",
+    "device",
+    "checkpoint_every",
+    "holdout",
+    "track",
+    "setting",
+)
+LIST_KEYS = ("silos", "columns", "missing", "drop")
 
 
 class Deploy(BaseModel):
-    """What only a deployed run has. Every field is a key `deploy.NAME`."""
+    """The settings of a deployment. Every field is a key `deploy.NAME`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    federation: str = Field("federation", pattern=r"^[A-Za-z0-9_.-]+$", description="its name; sites keep state by it")
-    sites: int = Field(2, ge=1, description="how many sites to wait for at the start")
-    names: str = Field("", description="their names with commas between, in order; empty: whoever joins first, by name")
-    deadline: float = Field(600.0, gt=0, description="seconds after which a round closes with those who answered")
-    quorum: float = Field(0.5, gt=0, le=1, description="share of the sampled sites that a round needs")
-    patience: int = Field(3, ge=1, description="deadlines to wait for a quorum before stopping")
+    federation: str = Field(
+        "federation",
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="name of the federation, under which sites keep their state",
+    )
+    sites: int = Field(2, ge=1, description="number of sites to wait for at the start")
+    names: str = Field("", description="names of the sites, in order, separated by commas; empty: the first to join")
+    deadline: float = Field(600.0, gt=0, description="seconds after which a round closes with the sites that answered")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of the sampled sites that must answer in a round")
+    patience: int = Field(3, ge=1, description="number of deadlines to wait for a quorum before stopping")
     joining: float = Field(600.0, gt=0, description="seconds to wait for the sites at the start")
     norm_bound: float = Field(1e6, gt=0, description="largest norm of a site's message")
     sealed: bool = Field(True, description="mail between peers is encrypted end to end")
-    keys: str = Field("", description="folder with the sites' public keys, NAME.pub; empty: the first key of a name")
-    key: str = Field("", description="the server's own private key; empty: one is made in the run folder")
+    keys: str = Field(
+        "", description="folder with the sites' public keys, NAME.pub; empty: trust the first key of a name"
+    )
+    key: str = Field("", description="the server's private key; empty: make one in the run folder")
     out: str = Field("", description="the run folder; empty: a new one in runs/")
-    resume: bool = Field(False, description="go on with the run in `out`")
+    resume: bool = Field(False, description="continue the run in `out`")
 
     def rules(self) -> Rules:
+        """Return the rules of the rounds."""
         names = tuple(name.strip() for name in self.names.split(",") if name.strip())
         same = {field.name for field in dataclasses.fields(Rules)} - {"names"}
         return Rules(names=names, **{key: value for key, value in self.model_dump().items() if key in same})
 
 
 def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[Config, AnyMethod, Deploy]:
-    """Checked, everything that is wrong at once."""
+    """Parse and check all settings; raise `ConfigError` with everything that is wrong."""
     values: dict[str, Any] = {}
     deploy: dict[str, Any] = {}
     for key, value in flat.items():
@@ -64,11 +81,11 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
             values.setdefault(table, {})[name] = value
     if isinstance(values.get("topology"), str) and ";" in values["topology"]:
         values["topology"] = [tuple(edge.split(",")) for edge in values["topology"].split(";")]
-    values = {key: value for key, value in values.items() if value != ""}  # TOML has no word for "not set"
+    values = {key: value for key, value in values.items() if value != ""}  # TOML cannot express "not set"
     for one, other in {"local_steps": "local_epochs", "clients_per_round": "fraction"}.items():
         if one in values:
             values.pop(other, None)
-    values |= {key: values[key].split(";") for key in LISTS if isinstance(values.get(key), str)}
+    values |= {key: values[key].split(";") for key in LIST_KEYS if isinstance(values.get(key), str)}
     if values.get("silos"):
         values.pop("data", None)
     own_data = own_data or not (values.get("silos") or is_known(str(values.get("data"))))
@@ -92,16 +109,16 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
 
 
 def refuse_device(config: Config) -> list[str]:
-    """Sites are not asked what they have."""
-    there = f"device = {config.device!r}: sites and their server run on the CPU; leave this out"
-    return [] if config.device == "cpu" else [there]
+    """Return a problem if a device other than the CPU is asked for."""
+    problem = f"device = {config.device!r}: sites and their server run on the CPU; leave this out"
+    return [] if config.device == "cpu" else [problem]
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """As the app's table has them: values that TOML and Flower know, one level of dots; "" is not set."""
+    """Return all settings as a flat table with values that TOML and Flower support; "" means not set."""
     flat: dict[str, Any] = {}
     for key, value in config.model_dump().items():
-        if key in SIMULATOR:
+        if key in SIMULATION_ONLY:
             continue
         if key in TABLES:
             flat |= {f"{key}.{name}": each for name, each in value.items() if each is not None}
@@ -113,7 +130,7 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def quoted(value: Any) -> str:
-    """A value as it stands in the configuration of a run or a node."""
+    """Format a value for the configuration of a run or a node."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""A site's own data, as a federation of one client: one of a data set's clients, or a file of the site's."""
+"""Loads a site's own data as a federation with one client: a client of a data set, or the site's own file."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coterie.core.errors import ConfigError, DataError
+from coterie.core.importing import import_path
 from coterie.data import Federation, from_clients
 from coterie.data.loading import is_known
-from coterie.data.silos import Silos, load_silos
+from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
 from coterie.deploy.site import one_client
-from coterie.errors import ConfigError, DataError
 from coterie.experiment.config import Config
 from coterie.experiment.setup import make_federation
-from coterie.models import import_path
 
 Node = Mapping[str, Any]
 DataFunction = Callable[[dict[str, Any]], Any]
 
 
 def site_data(config: Config, node: Node, name: str, data: DataFunction | None) -> Federation:
-    """By a function of the user's, from a file, or from the data set that the run names."""
+    """Load the data by the user's function, from a file, or from the data set of the run."""
     where = str(node.get("data", ""))
     if data is None and ":" in where and not Path(where).exists():
         found: Any = import_path(where, "data function")
@@ -32,7 +32,9 @@ def site_data(config: Config, node: Node, name: str, data: DataFunction | None) 
     if where:
         return _weighted(from_file(where, name, node, config), config)
     if not named(config):
-        raise ConfigError([f"site '{name}' has no data: name a file with data=..., or give client_app a data function"])
+        raise ConfigError(
+            [f"site '{name}' has no data: give a file with data=..., or pass a data function to client_app"]
+        )
     federation = make_federation(config)
     if name not in federation.names:
         raise ConfigError([f"'{config.data}' has no client '{name}'; it has {', '.join(federation.names)}"])
@@ -40,7 +42,7 @@ def site_data(config: Config, node: Node, name: str, data: DataFunction | None) 
 
 
 def site_name(config: Config, node: Node) -> str:
-    """`client` of the node's configuration or, of a simulated node, the partition's place in the data set."""
+    """Return `client` of the node's configuration or, for a simulated node, the name by its partition number."""
     if node.get("client"):
         return str(node["client"])
     place = int(node.get("partition-id", 0))
@@ -50,22 +52,24 @@ def site_name(config: Config, node: Node) -> str:
 
 
 def named(config: Config) -> bool:
-    """Whether the settings themselves say where the data is."""
+    """Return whether the settings say where the data is."""
     return bool(config.silos) or is_known(config.data)
 
 
 def from_function(name: str, given: Any, config: Config) -> Federation:
-    """What a data function gives: (inputs, targets), or a federation that has this client."""
+    """Convert the result of a data function: (inputs, targets), or a federation with this client."""
     if isinstance(given, Federation):
         return one_client(given, name)
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(f"site '{name}': its data function gives a {type(given).__name__}, not (inputs, targets)")
+        raise DataError(
+            f"site '{name}': its data function returns a {type(given).__name__} instead of (inputs, targets)"
+        )
     pair, seed = (given[0], given[1]), config.seed
     return from_clients({name: pair}, name=config.data, seed=seed, validation=config.validation, test=config.test)
 
 
 def from_file(where: str, name: str, node: Node, config: Config) -> Federation:
-    """A CSV or Parquet file, read as `coterie run --silos` reads it; columns and classes as in the schema, if given."""
+    """Read a CSV or Parquet file as `coterie run --silos` does, with the schema's columns and classes, if given."""
     given = {key: str(node[key]) for key in ("target", "schema", "group") if node.get(key)}
     columns = given if given.get("target") or given.get("schema") else {**given, "target": config.target}
     silos = Silos((where,), **columns, regression=True if node.get("kind") == "regression" else config.regression)

@@ -1,49 +1,57 @@
-"""What a site has at the end, in its own folder: a run folder of one client, with its model, card and report."""
+"""Writes a site's results to its own folder: a run folder of one client, with its model, card and report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.errors import CoterieError
 from coterie.deploy import outcome
 from coterie.deploy.store import Store
-from coterie.deploy.work import Bench
-from coterie.errors import CoterieError
+from coterie.deploy.work import Workbench
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 
 
-def write(name: str, bench: Bench, store: Store, selected: int, selected_alone: int) -> Path:
-    """STORE/result: the model of the selected round (or of the last one before it that this site evaluated)."""
-    params = bench.task.init()
+def write(name: str, workbench: Workbench, store: Store, selected: int, selected_alone: int) -> Path:
+    """Write STORE/result with the model of the selected round, or of the last evaluated round before it."""
+    params = workbench.task.init()
     form = {
-        "client": tree.broadcast(bench.method.init_client(params), 1),
-        "deploy": bench.arriving(train=False, deploy=True)["deploy"],
+        "client": tree.broadcast(workbench.method.init_client(params), 1),
+        "deploy": workbench.message_form(train=False, deploy=True)["deploy"],
     }
     found = store.candidate("candidate", selected, form)
     if found is None:
-        raise CoterieError(f"site '{name}' has evaluated no round up to {selected}: it has no model to deploy")
+        raise CoterieError(f"site '{name}' has not evaluated any round up to {selected}, so it has no model to deploy")
     round, content = found
-    metric = bench.config.select or METRICS[bench.task.kind][0]
-    setup = Setup(bench.config, bench.method, bench.federation, bench.task, metric)
+    metric = workbench.config.select or METRICS[workbench.task.kind][0]
+    setup = Setup(workbench.config, workbench.method, workbench.federation, workbench.task, metric)
     history, out, reference = store.read("history.json", []), store.path / "result", None
-    alone = store.candidate("alone", selected_alone, {"alone": tree.broadcast(params, 1)}) if bench.local else None
-    if bench.local is not None and alone is not None:
-        taken = bench.taken_alone(alone[0], alone[1]["alone"])
-        own = setup.with_method(bench.local)
-        reference = _conclude(own, bench, out / "reference", _records(setup, name, history, "alone"), alone[0], taken)
-    taken = bench.taken(round, content["client"], content["deploy"])
-    result = _conclude(setup, bench, out, _records(setup, name, history, "own"), round, taken, reference)
-    outcome.complete(result, setup, out, bench.facts.size)
+    alone = store.candidate("alone", selected_alone, {"alone": tree.broadcast(params, 1)}) if workbench.local else None
+    if workbench.local is not None and alone is not None:
+        results = workbench.results_alone(alone[0], alone[1]["alone"])
+        own = setup.with_method(workbench.local)
+        reference = _conclude(
+            own, workbench, out / "reference", _records(setup, name, history, "alone"), alone[0], results
+        )
+    results = workbench.results(round, content["client"], content["deploy"])
+    result = _conclude(setup, workbench, out, _records(setup, name, history, "own"), round, results, reference)
+    outcome.complete(result, setup, out, workbench.facts.size)
     return out
 
 
 def _conclude(
-    setup: Setup, bench: Bench, out: Path, records: Any, round: int, taken: outcome.Taken, beside: Any = None
+    setup: Setup,
+    workbench: Workbench,
+    out: Path,
+    records: Any,
+    round: int,
+    results: outcome.SiteResults,
+    beside: Any = None,
 ) -> Result:
-    return outcome.conclude(setup, out, records, round, taken, beside, bench.facts.size)
+    return outcome.conclude(setup, out, records, round, results, beside, workbench.facts.size)
 
 
 def _records(setup: Setup, name: str, history: list[dict[str, Any]], who: str) -> list[outcome.Record]:

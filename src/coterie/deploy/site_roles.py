@@ -1,7 +1,7 @@
-"""The server side as a site sees it, in the form that a `Simulation` asks for: a site is a simulation of one client.
+"""The server as a site sees it, with the interface that a `Simulation` needs: a site is a simulation of one client.
 
-`Elsewhere`: there is a server; what arrived is what it sent. `Own`: the site is a peer, with a copy of the server.
-Both keep the message that would be aggregated: it is what the site has to say.
+With a `RemoteServer`, the site received what the server sent. With an `OwnServer`, the site is a peer that has its own
+copy of the server. Both keep the `message` that would be aggregated, which the site sends.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.method import Info, Population
+from coterie.core.tree import Params, Tree
 from coterie.engine.central import AnyMethod, Draw, Send
-from coterie.method import Info, Population
-from coterie.tree import Params, Tree
 
 
 @dataclass
-class Elsewhere:
-    down: Tree  # what the server dispatched, or would have the site deploy; no client axis
-    shared: Params | None = None  # the model for everybody, if the method has one
-    said: Tree = field(default=None, init=False)
+class RemoteServer:
+    """A server elsewhere, which sent `down`."""
+
+    down: Tree  # what the server dispatched or deployed; no client axis
+    shared: Params | None = None  # the global model, if the method has one
+    message: Tree = field(default=None, init=False)
 
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return ()
@@ -30,7 +32,7 @@ class Elsewhere:
         return tree.broadcast(self.down, 1)
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
-        self.said = tree.rows(ups, 0)
+        self.message = tree.rows(ups, 0)
         return server
 
     def info(self, method: AnyMethod, server: Tree) -> Info:
@@ -44,11 +46,11 @@ class Elsewhere:
 
 
 @dataclass
-class Own:
-    """`server` is this peer's copy; `index` is its place among all clients."""
+class OwnServer:
+    """A peer's own copy of the server; `index` is the peer's client id."""
 
     index: int
-    said: Tree = field(default=None, init=False)
+    message: Tree = field(default=None, init=False)
 
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return method.init_server(params, population)
@@ -57,7 +59,7 @@ class Own:
         return send(server, torch.tensor([self.index]), draw())
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
-        self.said = tree.rows(ups, 0)
+        self.message = tree.rows(ups, 0)
         return server
 
     def info(self, method: AnyMethod, server: Tree) -> Info:

@@ -1,11 +1,11 @@
-"""What a site keeps on its own disk, by run and client: private state, candidates for its model, its last answer.
+"""Stores what a site keeps on its own disk, by run and client: its state, candidates for its model, its last answer.
 
     STORE/RUN/CLIENT/state-00007.safetensors       the state after round 7
-                     candidate-00006.safetensors   what the site would deploy, as of an evaluated round
-                     answer.safetensors            the last answer, written last: it is the commit
+                     candidate-00006.safetensors   the model to deploy, as of an evaluated round
+                     answer.safetensors            the last answer; writing it commits the round
                      about.json                    the server's key, peers' keys
-Every file is written whole or not at all, with a checksum beside it in the same file's metadata where it matters. A
-state beyond the server's `base` (the last round it accepted from this site) never counted, and is dropped.
+Every file is written atomically. A state after the server's `base` (the last round that it accepted from this site) did
+not count, and is dropped.
 """
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.errors import CheckpointError
+from coterie.core.tree import Tree
 from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope, as_bytes, as_leaf
-from coterie.errors import CheckpointError
-from coterie.experiment import files
-from coterie.experiment.folder import safe_name
-from coterie.tree import Tree
+from coterie.storage import files
+from coterie.storage.run_folder import safe_name
 
-KEEP = 3  # states: the one the server builds on, and two before it in case it has to go back
+MAX_STATES_KEPT = 3  # the one that the server builds on, and two before it in case it goes back
 
 
 class Store:
+    """The folder of one run and client."""
+
     def __init__(self, root: Path, run: str, client: str) -> None:
         self.path = root / safe_name(run) / safe_name(client)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time: a message may arrive while the one before it is still worked on."""
+        """Lock the folder: a message may arrive while the previous one is still being processed."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def states(self) -> list[int]:
+        """Return the rounds whose states are stored."""
         return self._rounds("state")
 
     def load(self, base: int, initial: Tree) -> tuple[int, Tree]:
-        """(round, state): the newest up to `base`; later ones are dropped. Round 0 is `initial`."""
+        """Return (round, state) of the newest state up to `base`, and delete later ones; round 0 is `initial`."""
         for round in self.states():
             if round > base:
                 self._file("state", round).unlink(missing_ok=True)
@@ -57,12 +60,13 @@ class Store:
         return found[-1], self._read("state", found[-1], initial)
 
     def save(self, round: int, state: Tree) -> None:
+        """Write the state after a round, and delete old ones."""
         files.write_tensors(self._file("state", round), tree.pack(state))
-        for old in self.states()[:-KEEP]:
+        for old in self.states()[:-MAX_STATES_KEPT]:
             self._file("state", old).unlink(missing_ok=True)
 
     def keep_candidate(self, kind: str, round: int, content: Tree, best: int) -> None:
-        """Of the evaluated rounds, the best so far, the one best before it, and this one are kept."""
+        """Write a candidate; keep the best round so far, the newest before it, and this one."""
         files.write_tensors(self._file(kind, round), tree.pack(content))
         older = [each for each in self._rounds(kind) if each < best]
         for each in self._rounds(kind):
@@ -70,15 +74,16 @@ class Store:
                 self._file(kind, each).unlink(missing_ok=True)
 
     def candidate(self, kind: str, round: int, like: Tree) -> tuple[int, Tree] | None:
-        """(round, content) of that round or, if the site did not evaluate it, of the last one before it."""
+        """Return (round, content) of a round or, if the site did not evaluate it, of the last one before it."""
         found = [each for each in self._rounds(kind) if each <= round]
         return (found[-1], self._read(kind, found[-1], like)) if found else None
 
     def commit(self, answer: Envelope) -> None:
+        """Write the answer."""
         files.write_tensors(self.path / "answer.safetensors", {k: as_leaf(v) for k, v in answer._asdict().items()})
 
     def last_answer(self) -> tuple[dict[str, Any], Envelope] | None:
-        """(its header, the envelope), if there is an intact one."""
+        """Return the header and envelope of the last answer, or None if there is no intact one."""
         try:
             flat = files.read_tensors(self.path / "answer.safetensors")
             answer = Envelope(*(as_bytes(flat[key]) for key in Envelope._fields))
@@ -87,10 +92,12 @@ class Store:
             return None
 
     def read(self, name: str, default: Any) -> Any:
+        """Read a JSON file, or return the default if there is none."""
         path = self.path / name
         return files.read_json(path) if path.exists() else default
 
     def write(self, name: str, value: Any) -> None:
+        """Write a JSON file."""
         files.write_json(self.path / name, value)
 
     def _read(self, kind: str, round: int, like: Tree) -> Tree:

@@ -1,6 +1,6 @@
-"""A whole federation on this machine: a SuperLink and SuperNodes on loopback, with TLS and keys made for the occasion.
+"""Runs a whole federation on this machine: a SuperLink and SuperNodes on loopback, with new certificates and keys.
 
-RUN/flower/ holds what it needs: certs, the app, Flower's home, logs, and sites/, each site's own folder.
+RUN/flower/ contains its certificates, the app, Flower's home, logs, and sites/ with each site's own folder.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.core.errors import ConfigError, CoterieError
+from coterie.core.method import Population
+from coterie.core.toml import read_toml
 from coterie.deploy import app, certs, outcome
-from coterie.deploy.facts import gather
+from coterie.deploy.federation_facts import gather_facts
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.processes import Process, alive, call, environment, free_ports, program, wait_for_port
 from coterie.deploy.settings import quoted, refuse_device
-from coterie.deploy.work import Bench
+from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
-from coterie.errors import ConfigError, CoterieError
-from coterie.experiment import files
-from coterie.experiment.config import read_toml
-from coterie.experiment.folder import RunFolder, safe_name
 from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Setup
-from coterie.method import Population
+from coterie.storage import files
+from coterie.storage.run_folder import RunFolder, safe_name
 
-Watch = Callable[[dict[str, Any]], None]  # is told the table of sites, again and again
-START = 60.0  # seconds for a process to answer
-LOCAL = "127.0.0.1"
+Watch = Callable[[dict[str, Any]], None]  # receives the table of sites repeatedly
+START_SECONDS = 60.0  # until a process must answer
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass
-class Federation:
-    """The running processes."""
+class LocalFederation:
+    """The processes of a federation on this machine."""
 
     work: Path
     names: Sequence[str]
-    data: str = ""  # a function package.module:name of the node's configuration; empty: the data set of the settings
+    data: str = ""  # a data function package.module:name; empty: the data set of the settings
     port: int = 0
     superlink: Process | None = None
     sites: dict[str, Process] = field(default_factory=dict)
@@ -53,7 +53,8 @@ class Federation:
         return self.work / "home"
 
     def start(self) -> None:
-        certs.make(self.work / "certs", [LOCAL], self.names, days=30)
+        """Make certificates, and start the SuperLink and all sites."""
+        certs.make(self.work / "certs", [LOOPBACK], self.names, days=30)
         self.start_superlink()
         for name in self.names:
             public = self.work / "certs" / "sites" / f"{safe_name(name)}.key.pub"
@@ -62,6 +63,7 @@ class Federation:
             self.start_site(name)
 
     def start_superlink(self) -> None:
+        """Start the SuperLink with an empty database, and wait until it answers."""
         self.port = free_ports(1)[0]
         place = self.work / "certs"
         shutil.rmtree(self.work / "database", ignore_errors=True)
@@ -71,17 +73,17 @@ class Federation:
             *("--ssl-certfile", str(place / "server.crt"), "--ssl-keyfile", str(place / "server.key")),
         ]
         database = ["--database", str(self.work / "database" / "superlink.db")]
-        command = [program("flower-superlink"), "--host", LOCAL, "--port", str(self.port), *tls, *database]
+        command = [program("flower-superlink"), "--host", LOOPBACK, "--port", str(self.port), *tls, *database]
         command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         self.superlink = Process(command, self.work / "logs" / "superlink.log", environment(self.home))
-        wait_for_port(self.port, self.superlink, START)
-        lines = ["[superlink.up]", f'address = "{LOCAL}:{self.port}"', f'root-certificates = "{place / "ca.crt"}"']
+        wait_for_port(self.port, self.superlink, START_SECONDS)
+        lines = ["[superlink.up]", f'address = "{LOOPBACK}:{self.port}"', f'root-certificates = "{place / "ca.crt"}"']
         files.write_text(self.home / "config.toml", "\n".join(lines) + "\n")
 
     def start_site(self, name: str) -> None:
-        """As an administrator would: `coterie site`."""
+        """Start a site as an administrator would, with `coterie site`."""
         place, called = self.work / "certs", safe_name(name)
-        known = ["--superlink", f"{LOCAL}:{self.port}", "--root-certificates", str(place / "ca.crt")]
+        known = ["--superlink", f"{LOOPBACK}:{self.port}", "--root-certificates", str(place / "ca.crt")]
         known += ["--key", str(place / "sites" / f"{called}.key"), "--keys", str(place / "keys")]
         known += ["--server-key", str(place / "server-app.key.pub")]
         own = ["--name", name, "--data", self.data, "--folder", str(self.work / "sites" / called)]
@@ -89,11 +91,12 @@ class Federation:
         self.sites[name] = Process(command, self.work / "logs" / f"site-{called}.log", environment())
 
     def submit(self, **settings: Any) -> None:
-        """Run the app; each keyword is a key of its deploy table."""
+        """Submit the app; each keyword is a key of its deploy table."""
         config = " ".join(f"deploy.{key}={quoted(value)}" for key, value in settings.items())
         self._flwr("run", str(self.work / "app"), "up", "--run-config", config)
 
     def stop(self) -> None:
+        """Stop all processes."""
         for process in self.sites.values():
             process.ask_to_stop()
         for name in list(self.sites):
@@ -102,6 +105,7 @@ class Federation:
             self.superlink.stop()
 
     def stop_site(self, name: str, *, kill: bool = False) -> None:
+        """Stop a site or, with `kill`, kill it as if its machine had failed."""
         process = self.sites.pop(name)
         process.kill() if kill else process.stop()
 
@@ -110,9 +114,9 @@ class Federation:
 
 
 @contextmanager
-def federation(work: Path, names: Sequence[str], data: str = "") -> Iterator[Federation]:
-    """Everything that was started is stopped, whatever happens."""
-    running = Federation(work.resolve(), names, data)
+def local_federation(work: Path, names: Sequence[str], data: str = "") -> Iterator[LocalFederation]:
+    """Start a federation, and stop all its processes at the end of the block."""
+    running = LocalFederation(work.resolve(), names, data)
     try:
         running.start()
         yield running
@@ -121,30 +125,42 @@ def federation(work: Path, names: Sequence[str], data: str = "") -> Iterator[Fed
 
 
 def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: float) -> Result:
-    """Run (or, where `out` holds its ledger, go on with) a federation; its clients are sites on this machine."""
+    """Run a federation whose clients are sites on this machine, or resume it if `out` has its ledger.
+
+    Args:
+        setup: The setup of the run.
+        out: The run folder.
+        deploy: Keys of the app's deploy table.
+        watch: Called with the table of sites while the run continues.
+        limit: Seconds after which to give up.
+
+    Raises:
+        CoterieError: A process ended early, the server failed, or the time is up.
+    """
     work, names = out.resolve() / "flower", setup.federation.names
-    going_on = (out / "deployment.json").exists()
-    if going_on and Ledger.load(out).finished:
-        raise CoterieError(f"'{out}' is complete: there is nothing to go on with")
+    resuming = (out / "deployment.json").exists()
+    if resuming and Ledger.load(out).finished:
+        raise CoterieError(f"'{out}' is already complete")
     settings = {**local_settings(work, names, out), **deploy}
     if not (work / "app" / "pyproject.toml").exists():
         app.write(work / "app", setup.config, settings)
-    for name in ("error.json", "sites.json"):  # of the server before
+    for name in ("error.json", "sites.json"):  # of the previous server
         (out / name).unlink(missing_ok=True)
-    with federation(work, names) as running:
-        running.submit(resume=going_on)
+    with local_federation(work, names) as running:
+        running.submit(resume=resuming)
         wait(running, out, watch, limit)
     return collect(setup, out)
 
 
 def local_settings(work: Path, names: Sequence[str], out: Path) -> dict[str, Any]:
-    """The deploy table of an app for `federation(work, names)`: who takes part, and the keys that `start` makes."""
+    """Return the deploy table of an app for `local_federation(work, names)`: its sites and keys."""
     place = work.resolve() / "certs"
     people = {"sites": len(names), "names": ",".join(names), "out": str(out.resolve())}
     return {**people, "key": str(place / "server-app.key"), "keys": str(place / "keys")}
 
 
-def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
+def wait(running: LocalFederation, out: Path, watch: Watch, limit: float) -> None:
+    """Wait until the run is finished; raise `CoterieError` if it fails or takes too long."""
     until = time.monotonic() + limit
     assert running.superlink is not None
     logs, ended = out / "flower" / "logs", False
@@ -158,50 +174,56 @@ def wait(running: Federation, out: Path, watch: Watch, limit: float) -> None:
             ended = not alive(table["pid"])
         if (out / "error.json").exists():
             raise CoterieError(files.read_json(out / "error.json")["error"])
-        if ending:  # and said nothing in one more look
+        if ending:  # and there was no message in one more look
             who = "ServerApp" if running.superlink.running else "SuperLink"
             raise CoterieError(f"the {who} ended, see '{logs}'{_advice(out)}")
         time.sleep(0.5)
-    raise CoterieError(f"not done within {limit:g} seconds; logs are in '{logs}'{_advice(out)}")
+    raise CoterieError(f"the run did not finish within {limit:g} seconds; logs are in '{logs}'{_advice(out)}")
 
 
 def _advice(out: Path) -> str:
-    return f"\nGo on with: coterie flower resume {shlex.quote(str(out))}" if (out / "deployment.json").exists() else ""
+    return f"\nTo continue: coterie flower resume {shlex.quote(str(out))}" if (out / "deployment.json").exists() else ""
 
 
 def collect(setup: Setup, out: Path) -> Result:
-    """The run folder as a simulation leaves it: the sites are on this machine, so their models, and what these say of
-    the test examples, are at hand. Without those of a site that wrote none, it stays as the server left it."""
+    """Complete the run folder as a simulation would, with the models and predictions in the sites' folders.
+
+    If a site has not written its results, the folder stays as the server wrote it.
+    """
     ledger = Ledger.load(out)
     local = setup.with_method(local_like(setup.method)) if (out / "reference" / "rounds.jsonl").exists() else None
     reference = None
     if local is not None:
         beside = out / "reference"
         alone = RunFolder(beside).read_rounds(local.config.rounds)
-        reference = outcome.conclude(local, beside, alone, ledger.best_alone, _taken(local, out, ledger, "reference"))
-    records, taken = RunFolder(out).read_rounds(setup.config.rounds), _taken(setup, out, ledger, "")
-    result = outcome.conclude(setup, out, records, ledger.best, taken, reference)
-    if taken is not None and (reference is None or len(reference.predictions.owner)):
+        reference = outcome.conclude(
+            local, beside, alone, ledger.best_alone, _read_results(local, out, ledger, "reference")
+        )
+    records, results = RunFolder(out).read_rounds(setup.config.rounds), _read_results(setup, out, ledger, "")
+    result = outcome.conclude(setup, out, records, ledger.best, results, reference)
+    if results is not None and (reference is None or len(reference.predictions.owner)):
         outcome.complete(result, setup, out)
     return result
 
 
-def _taken(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome.Taken | None:
+def _read_results(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome.SiteResults | None:
     size = len(setup.federation.names)
     people = Population(size, setup.config.participants(size), setup.task)
-    bench = Bench(setup.config, setup.method, gather(setup.config, ledger.declared), setup.federation, setup.task, None)
-    form = bench.view_form(people)
+    workbench = Workbench(
+        setup.config, setup.method, gather_facts(setup.config, ledger.declared), setup.federation, setup.task, None
+    )
+    form = workbench.view_form(people)
     found = []
     for name in setup.federation.names:
         place = out / "flower" / "sites" / safe_name(name) / safe_name(ledger.run) / safe_name(name) / "result" / part
         if not (place / "predictions.safetensors").exists():
             return None
-        found.append(outcome.read_taken(place, name, form))
-    return outcome.together(found)
+        found.append(outcome.read_site_results(place, name, form))
+    return outcome.merge_site_results(found)
 
 
 def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
-    """The same run with some clients only: the first `sites`, or those named."""
+    """Return the same setup with fewer clients: the first `sites`, or those named."""
     whole = setup.federation
     if problems := refuse_device(setup.config):
         raise ConfigError(problems)
@@ -215,7 +237,7 @@ def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
 
 
 def app_config(folder: Path) -> dict[str, Any]:
-    """The flat settings of an app, as Flower would give them."""
+    """Read the settings of an app as a flat table, like the one that Flower provides."""
     table = read_toml(folder / "pyproject.toml")["tool"]["flwr"]["app"]["config"]
     flat: dict[str, Any] = {}
     for key, value in table.items():

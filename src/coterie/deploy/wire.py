@@ -1,12 +1,12 @@
-"""A message on the wire: a signed header of JSON, and a body of tensors.
+"""The format of a message: a signed JSON header, and a body of tensors.
 
-The body is a safetensors file, so no byte of it is ever executed. Two things make it as small as the method's message:
+The body is a safetensors file, so none of it is ever executed. Two things keep it as small as the method's message:
 
-- a leaf that equals one before it (what is sent to train from and to evaluate, mostly) is named, not repeated;
-- rows that repeat along the first axis (room that is not used: absent classes, free rows) are sent once, with a count.
+- a leaf that equals an earlier one (often the models to train from and to evaluate) is referenced, not repeated;
+- repeated rows along the first axis (unused room, such as absent classes) are sent once, with a count.
 
-`decode` compares names, types, shapes and sizes with the expected tree from the body's own table of contents, before
-any tensor is allocated.
+`decode` compares names, types, shapes and sizes in the body's table of contents with the expected tree before it
+allocates any tensor.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.tree import Params, Tree
 from coterie.deploy.refused import Refused
-from coterie.tree import Params, Tree
 
 T = TypeVar("T")
-WORTH = 128  # bytes that naming, or counting, has to save
-TABLE = 8  # bytes that hold the length of the table of contents
+MIN_SAVED_BYTES = 128  # that a reference or a count must save
+TABLE_LENGTH_BYTES = 8  # of the field with the length of the table of contents
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -34,6 +34,8 @@ DTYPES = {
 
 
 class Envelope(NamedTuple):
+    """A message as bytes; the signature is that of the header."""
+
     header: bytes
     body: bytes
     signature: bytes
@@ -44,11 +46,12 @@ class Envelope(NamedTuple):
 
 
 def digest(data: bytes) -> str:
+    """Return a BLAKE2b digest as hexadecimal text."""
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def encode(content: Tree) -> bytes:
-    """A tree of tensors as bytes; an empty tree is no bytes."""
+    """Encode a tree of tensors as bytes; an empty tree has none."""
     flat = tree.separate(tree.pack(content))
     if not flat:
         return b""
@@ -57,7 +60,7 @@ def encode(content: Tree) -> bytes:
     runs: dict[str, list[int]] = {}
     first: dict[Any, str] = {}
     for path, leaf in flat.items():
-        if leaf.nbytes >= WORTH:
+        if leaf.nbytes >= MIN_SAVED_BYTES:
             content_of = (leaf.dtype, leaf.shape, hashlib.blake2b(_bits(leaf).numpy().tobytes()).digest())
             if content_of in first:
                 same[path] = first[content_of]
@@ -71,11 +74,11 @@ def encode(content: Tree) -> bytes:
 
 
 def decode(body: bytes, like: T) -> T:
-    """The tree in `body`, which must have the names, shapes and types of `like`; raises `Refused`."""
+    """Decode a body that must have the names, shapes and types of `like`; raise `Refused` if it has not."""
     expected = tree.pack(like)
     if not expected:
         if body:
-            raise Refused("bad-tree", "nothing was expected, but there is something")
+            raise Refused("bad-tree", "the body should be empty")
         return like
     table, same, runs = _contents(body)
     if {*table, *same} != expected.keys() or table.keys() & same.keys():
@@ -87,7 +90,7 @@ def decode(body: bytes, like: T) -> T:
         if original not in table or _form(expected[original]) != _form(expected[path]):
             raise Refused("bad-tree", f"'{path}' cannot be the same as {original!r}")
     if not runs.keys() <= table.keys():
-        raise Refused("bad-tree", "rows are counted of a leaf that is not there")
+        raise Refused("bad-tree", "there are row counts for a leaf that does not exist")
     try:
         sent = load(body)
     except (SafetensorError, ValueError, RuntimeError) as error:
@@ -98,7 +101,7 @@ def decode(body: bytes, like: T) -> T:
 
 
 def limit(like: Tree) -> int:
-    """The most bytes that a body of this form can have."""
+    """Return the maximum number of bytes of a body of this form."""
     flat = tree.pack(like)
     return sum(leaf.nbytes + 8 * leaf.shape[0] if leaf.ndim else leaf.nbytes for leaf in flat.values()) + 1024 + sum(
         160 + 3 * len(path.encode()) for path in flat
@@ -106,45 +109,46 @@ def limit(like: Tree) -> int:
 
 
 def as_leaf(data: bytes) -> Tensor:
-    """Bytes as a leaf of a tree (mail that only its receiver can read)."""
+    """Convert bytes to a leaf of a tree, such as mail that only its receiver can read."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 def as_bytes(leaf: Tensor) -> bytes:
+    """Convert a leaf back to bytes."""
     return leaf.numpy().tobytes()
 
 
 def _bits(leaf: Tensor) -> Tensor:
-    """Contiguous, as bytes: -0.0 is not 0.0, and NaN is itself."""
+    """View a leaf as bytes, so that -0.0 differs from 0.0 and NaN equals itself."""
     return leaf.reshape(-1).view(torch.uint8)
 
 
 def _without_repeats(leaf: Tensor) -> tuple[Tensor, list[int]]:
-    """(rows without repetitions of the one before, how often each comes), or (leaf, []) where that saves little."""
-    if leaf.ndim == 0 or leaf.nbytes < 2 * WORTH or len(leaf) < 2:
+    """Return (rows without immediate repetitions, their counts), or (leaf, []) if that saves little."""
+    if leaf.ndim == 0 or leaf.nbytes < 2 * MIN_SAVED_BYTES or len(leaf) < 2:
         return leaf, []
     row_bytes = leaf.nbytes // len(leaf)
     bits = _bits(leaf).reshape(len(leaf), row_bytes)
     starts = torch.cat([torch.tensor([True]), (bits[1:] != bits[:-1]).any(1)]).nonzero().flatten()
-    if (len(leaf) - len(starts)) * row_bytes < WORTH + 4 * len(starts):
+    if (len(leaf) - len(starts)) * row_bytes < MIN_SAVED_BYTES + 4 * len(starts):
         return leaf, []
     counts = torch.diff(torch.cat([starts, torch.tensor([len(leaf)])]))
     return leaf[starts], [int(count) for count in counts]
 
 
 def _contents(body: bytes) -> tuple[dict[str, Any], dict[str, str], dict[str, list[int]]]:
-    size = int.from_bytes(body[:TABLE], "little") if len(body) >= TABLE else -1
-    if not 0 < size <= len(body) - TABLE:
+    size = int.from_bytes(body[:TABLE_LENGTH_BYTES], "little") if len(body) >= TABLE_LENGTH_BYTES else -1
+    if not 0 < size <= len(body) - TABLE_LENGTH_BYTES:
         raise Refused("bad-tree", f"a table of contents of {size} bytes in a body of {len(body)}")
     try:
-        table = json.loads(body[TABLE : TABLE + size])
+        table = json.loads(body[TABLE_LENGTH_BYTES : TABLE_LENGTH_BYTES + size])
         notes = table.pop("__metadata__", {})
         same, runs = (json.loads(notes.get(name, "{}")) for name in ("same", "runs"))
         ends = [entry["data_offsets"] for entry in table.values()]
         held = sum(end - start for start, end in ends)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused("bad-tree", "the table of contents cannot be read") from error
-    if not isinstance(same, dict) or not isinstance(runs, dict) or held != len(body) - TABLE - size:
+    if not isinstance(same, dict) or not isinstance(runs, dict) or held != len(body) - TABLE_LENGTH_BYTES - size:
         raise Refused("bad-tree", "the table of contents does not fit the body's size")
     return table, same, runs
 
@@ -154,11 +158,11 @@ def _check_entry(path: str, entry: Any, expected: Tensor, counts: Any) -> None:
     if counts is not None:
         whole = isinstance(counts, list) and all(type(count) is int and count > 0 for count in counts)
         if not whole or not shape or sum(counts) != shape[0]:
-            raise Refused("bad-tree", f"rows of '{path}' are not counted right")
+            raise Refused("bad-tree", f"the row counts of '{path}' are wrong")
         shape[0] = len(counts)
     if entry.get("shape") != shape or DTYPES.get(entry.get("dtype")) != expected.dtype:
-        told = f"{entry.get('dtype')} {str(entry.get('shape'))[:60]}"
-        raise Refused("bad-tree", f"'{path}' should be {expected.dtype} {shape}, not {told}")
+        found = f"{entry.get('dtype')} {str(entry.get('shape'))[:60]}"
+        raise Refused("bad-tree", f"'{path}' should be {expected.dtype} {shape}, not {found}")
     size = expected.element_size()
     for length in shape:
         size *= length

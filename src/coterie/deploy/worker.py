@@ -1,6 +1,6 @@
-"""A site's worker: keeps data and model in memory and answers the site's messages, one at a time, over a local socket.
+"""A site's worker keeps data and model in memory, and answers the site's messages one at a time over a local socket.
 
-The socket lies in a folder that only its owner can enter.
+The socket is in a folder that only its owner can access.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from coterie.deploy import guard
+from coterie.deploy import guard, local_socket
 from coterie.deploy.flower import make_site
 from coterie.deploy.site import Site
 from coterie.deploy.store import Store
 from coterie.deploy.wire import Envelope
-from coterie_site import parts
 
 
 def serve(path: Path, between: Callable[[], None], say: Callable[[str], None]) -> None:
-    """For ever; `between` is called between messages, and at least every second. `say` is told what was done."""
+    """Answer messages forever.
+
+    Args:
+        path: The socket.
+        between: Called between messages, and at least every second.
+        say: Called with a line about each message.
+    """
     sites: dict[bytes, Site] = {}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -35,17 +40,17 @@ def serve(path: Path, between: Callable[[], None], say: Callable[[str], None]) -
                 continue
             with stream, contextlib.suppress(OSError):
                 stream.settimeout(60.0)
-                about, *envelope = parts.read(stream, 4)
+                about, *envelope = local_socket.read(stream, 4)
                 if about not in sites:
-                    sites = {about: _site(about)}  # of one run at a time
+                    sites = {about: _site(about)}  # one run at a time
                 stream.settimeout(None)
                 answer = sites[about].answer(Envelope(*envelope))
                 say(_words(sites[about], answer))
-                parts.write(stream, list(answer))
+                local_socket.write(stream, list(answer))
 
 
 def _words(site: Site, answer: Envelope) -> str:
-    """For whoever looks after the site."""
+    """Describe an answer for the administrator of the site."""
     header = guard.read_header(answer)
     run, what = header["run"], header["kind"]
     if what == "joined":
@@ -55,7 +60,7 @@ def _words(site: Site, answer: Envelope) -> str:
     if what == "finished":
         return f"{run}: finished; model, card and report are in '{Store(site.root, run, site.name).path / 'result'}'"
     number, rounds = header["round"], site.config.rounds
-    return f"{run}: {f'round {number} of {rounds}' if number <= rounds else 'the last evaluation'} is done"
+    return f"{run}: {f'round {number} of {rounds}' if number <= rounds else 'the last evaluation'} done"
 
 
 def _site(about: bytes) -> Site:
@@ -64,4 +69,4 @@ def _site(about: bytes) -> Site:
         return make_site(run, node, None, None)
     except Exception as error:
         print(traceback.format_exc(), flush=True)
-        raise ConnectionError("the site cannot be made") from error
+        raise ConnectionError("the site could not be set up") from error

@@ -1,8 +1,22 @@
-"""Where a round runs: one client at a time, stacked, in worker processes; around a server or from peer to peer."""
+"""Run the clients of a round (one at a time, stacked, in workers) and combine what they send (a server, or peers)."""
 
+from coterie.engine.autotune import Choice, Probe, choose, chunk_size, shape
 from coterie.engine.central import Central, Place
-from coterie.engine.choose import Choice, choose, chunk_size, shape
-from coterie.engine.engine import Engine, in_order
+from coterie.engine.engine import ClientRunner, Engine, Rows, in_order
 from coterie.engine.peers import Peers, make_peers
 
-__all__ = ["Central", "Choice", "Engine", "Peers", "Place", "choose", "chunk_size", "in_order", "make_peers", "shape"]
+__all__ = [
+    "Central",
+    "Choice",
+    "ClientRunner",
+    "Engine",
+    "Peers",
+    "Place",
+    "Probe",
+    "Rows",
+    "choose",
+    "chunk_size",
+    "in_order",
+    "make_peers",
+    "shape",
+]

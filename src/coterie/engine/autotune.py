@@ -1,8 +1,8 @@
 """`auto`: which engine is fastest for this task, by a short measurement on the real thing.
 
-A few real steps are timed one client at a time and stacked; who is hopelessly slow is not looked at closely. If the
-work that remains is long enough, the step is compiled and timed as well. Looking takes a small share of that work. The
-choice is written into the run folder, and a resumed run keeps it.
+A few real steps are timed one client at a time and stacked; an engine that is hopelessly slow is not looked at closely.
+If the work that remains is long enough, the step is compiled and timed as well. Measuring takes a small share of that
+work. The choice is written into the run folder, and a resumed run keeps it.
 """
 
 from __future__ import annotations
@@ -10,33 +10,36 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.batches import Batches
+from coterie.compute.availability import asked_for_plain, compiler, first_line, unavailable
+from coterie.compute.compiled import Outcome, observing, slowest
+from coterie.compute.cpu import cores
+from coterie.compute.inductor import compiling_takes
+from coterie.compute.packing import best_width
+from coterie.core.batches import Batches
+from coterie.core.errors import CoterieError
 from coterie.data.federation import Federation
-from coterie.engine.engine import Engine, chunks
-from coterie.engine.team import Rows
-from coterie.engine.workers import can_fork, fan_out
-from coterie.errors import CoterieError
-from coterie.lanes import fitting
-from coterie.machine_code import compiling_takes, no_garbage
-from coterie.processor import cores
-from coterie.scan import called, compilations, refusals
+from coterie.engine.engine import Engine, Rows, chunks
+from coterie.engine.fork_jobs import fan_out
+from coterie.engine.process_pool import can_fork
 
-CACHE = 3_500_000  # bytes of parameters in a step: beyond, it waits for memory
-OWN_CACHE = 1_000_000  # the same of a compiled step, which has so little cost of its own that it may be smaller
-SAVES = (0.4, 0.25)  # the share of the time that compiling saves, at least where it was measured; of the less promising
-ALIKE = 0.7  # of a loop's time: from here on, stacking saves too little to be compiled first; both are looked at twice
-FEW = 4  # clients to look at
-PROBE = 2  # steps of the first look
-LOOK = 0.3  # seconds to look at one engine, once it is warm, and at most
-SHARE = 0.01  # of the work that remains
+EAGER_STEP_BYTES = 3_500_000  # of parameters in a step: beyond, it waits for memory
+COMPILED_STEP_BYTES = 1_000_000  # the same of a compiled step, which costs so little of itself that it may be smaller
+# The share of the time that compiling saves at least: of the more promising engine, and of the other.
+SAVINGS = (0.7, 0.4)
+CONVOLUTION_SAVINGS = (0.4, 0.25)
+ALIKE = 0.7  # of a loop's time: from here on, stacking saves too little to be compiled first; both are timed twice
+MIN_CLIENTS = 4  # to time
+PROBE_STEPS = 2  # of the first look
+MAX_LOOK_SECONDS = 0.3  # for one engine, once it is warm
+LOOK_SHARE = 0.01  # of the work that remains
 HOPELESS = 3.0  # times the fastest: no second look
-TEAM, THREADS = 0.002, 0.0002  # seconds that worker processes, or threads, cost in a round, themselves
+PROCESS_SECONDS, THREAD_SECONDS = 0.002, 0.0002  # that worker processes, or threads, cost in a round, themselves
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,21 @@ class Choice:
     engine: Engine
     microseconds: dict[str, float]  # a client's step, on one core, for each engine tried
     notes: tuple[str, ...] = ()  # what could not be tried, and why
+    status: Outcome = Outcome("plain")  # how steps are taken, and why not faster
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The work that engines are timed on, as `Engine.map` takes it."""
+
+    fn: Callable[..., Any]
+    federation: Federation
+    ids: list[int]
+    rows_of: Callable[[list[int]], Rows]
 
 
 def choose(
-    fn: Callable[..., Any],
-    federation: Federation,
-    ids: list[int],
-    rows_of: Callable[[list[int]], Rows],
+    probe: Probe,
     *,
     client_steps: int,
     rounds: int,
@@ -61,124 +72,211 @@ def choose(
     compiled: bool | None = None,
     convolves: bool = False,
 ) -> Choice:
-    """Pick an engine for `client_steps` steps of training in all. `workers` and `compiled` are fixed if given.
+    """Pick an engine for `client_steps` steps of training in all.
 
-    `lanes` are those of steps that are not compiled, and of those that are. What `convolves` takes longer to compile.
-    Where all is fixed, nothing is timed, but compiled steps may turn out to be work for threads.
+    If everything is fixed, nothing is timed; it is only found out whether the workers can be threads.
+
+    Args:
+        probe: the work of the first round.
+        client_steps: gradient steps of all clients in all rounds that remain.
+        rounds: how many rounds remain.
+        chunk: how many clients a stacked engine takes at once.
+        lanes: how many of them share a step, when it is not compiled and when it is.
+        workers: how many processes or threads; None: as many as there are cores, if that pays.
+        kinds: the kinds of engines to choose from.
+        compiled: whether to compile; None: if that pays.
+        convolves: the model has convolutions, whose steps take longer to compile.
+
+    Raises:
+        CoterieError: the only engine asked for cannot run this task.
     """
-    settled = workers is not None and compiled is not None and len(kinds) == 1
-    processes = workers or (cores() if can_fork() else 1)
-    shapes: dict[str, dict[str, Any]] = {"loop": {"chunk": 1}, "stacked": {"chunk": chunk, "lanes": lanes[0]}}
-    candidates = {kind: Engine(kind, **shapes[kind]) for kind in kinds}  # type: ignore[arg-type]
-    for kind in kinds:
-        own = lanes[1] if kind == "stacked" else None
-        candidates[f"{kind}, compiled"] = replace(candidates[kind], compiled=True, lanes=own)
-    times: dict[str, float] = {}
-    by_threads: set[str] = set()  # those whose steps C++ repeats: they need no processes
-    notes: list[str] = []
+    tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves)
+    if compiled is not True:
+        tuning.time_uncompiled()
+    cannot = None
+    # To find out whether steps can be compiled starts the compiler's Python, which takes longer than a short run.
+    if asked_for_plain() or compiler() is None or tuning.may_pay():
+        cannot = unavailable()
+        if cannot and compiled is True:
+            tuning.time_uncompiled()
+        elif not cannot:
+            tuning.time_compiled()
+    return tuning.choice(cannot)
 
-    def measure(name: str, engine: Engine) -> None:
-        # One process, as a round's chunks are shared out later; a few clients, since one alone is no average.
-        width = engine.lanes or engine.chunk
-        group = [client for each in chunks(federation, ids, engine.chunk) for client in each][: max(FEW, width)]
-        engine = replace(engine, chunk=width)
-        prepared = functools.cache(lambda each: rows_of(list(each)))
-        longest = min(
-            int(prepared(tuple(each))[1].mask.any(-1).flatten(1).sum(1).min())
-            for each in chunks(federation, group, width)
+
+@dataclass
+class _Tuning:
+    probe: Probe
+    client_steps: int
+    rounds: int
+    chunk: int
+    lanes: tuple[int | None, int | None]
+    workers: int | None
+    kinds: tuple[str, ...]
+    compiled: bool | None
+    convolves: bool
+    times: dict[str, float] = field(default_factory=dict)  # microseconds of a client's step, by engine
+    by_threads: set[str] = field(default_factory=set)  # engines whose steps C++ repeats: they need no processes
+    notes: list[str] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # of engines that compile: how steps were taken
+
+    def __post_init__(self) -> None:
+        self.settled = self.workers is not None and self.compiled is not None and len(self.kinds) == 1
+        self.processes = self.workers or (cores() if can_fork() else 1)
+        shapes: dict[str, dict[str, Any]] = {
+            "loop": {"chunk": 1},
+            "stacked": {"chunk": self.chunk, "lanes": self.lanes[0]},
+        }
+        self.engines = {kind: Engine(kind, **shapes[kind]) for kind in self.kinds}  # type: ignore[arg-type]
+        for kind in self.kinds:
+            lanes = self.lanes[1] if kind == "stacked" else None
+            self.engines[f"{kind}, compiled"] = replace(self.engines[kind], compiled=True, lanes=lanes)
+
+    def time_uncompiled(self) -> None:
+        for kind in sorted(self.kinds, reverse=True):  # stacked first: a loop is often hopeless then
+            self._time(kind)
+        if len(self.times) == 2 and min(self.times.values()) > ALIKE * max(self.times.values()):
+            for kind, before in list(self.times.items()):  # other work on the machine may have decided it
+                self._time(kind)
+                self.times[kind] = min(before, self.times[kind])
+
+    def may_pay(self) -> bool:
+        """Tell whether compiling may save time, before any compiled step is timed."""
+        return any(self._pays(kind, saves) for kind, saves in self._order())
+
+    def time_compiled(self) -> None:
+        for kind, saves in self._order():
+            name = f"{kind}, compiled"
+            if self._pays(kind, saves):
+                self._time(name)
+                found = self.outcomes.get(name)
+                if found and found.path == "plain":  # what was timed is not what it is called
+                    self.times.pop(name, None)
+                    self.notes.append(f"steps cannot be compiled here ({found.why})")
+                    break
+        if not self.times:
+            self.time_uncompiled()
+
+    def _order(self) -> list[tuple[str, float]]:
+        """Return the kinds, the more promising one to compile first, and the share that compiling each saves."""
+        order = sorted(self.kinds, reverse=True)
+        if len(self.times) == len(self.kinds) == 2:  # a step that gains nothing by stacking compiles sooner alone
+            order = sorted(self.kinds, reverse=self.times["stacked"] < ALIKE * self.times["loop"])
+        return list(zip(order, CONVOLUTION_SAVINGS if self.convolves else SAVINGS, strict=False))
+
+    def _pays(self, kind: str, saves: float) -> bool:
+        """Tell whether to compile: what the fastest engine so far would take, less what this kind would, compiled."""
+        if self.compiled is not None or kind not in self.times:
+            return bool(self.compiled)
+        saved = min(map(self._seconds, self.times)) - (1 - saves) * self._seconds(kind)
+        return saved > compiling_takes(self.convolves)
+
+    def choice(self, cannot: str | None) -> Choice:
+        winner = min(self.times, key=self._seconds)
+        workers = 1 if self.workers is None and self._speedup(winner) == 1 else self.processes
+        engine = replace(self.engines[winner], workers=workers, threads=winner in self.by_threads)
+        engine = shaped(engine, self.chunk, self.lanes, len(self.probe.ids))
+        return Choice(engine, {} if self.settled else self.times, tuple(self.notes), self._status(winner, cannot))
+
+    def _status(self, winner: str, cannot: str | None) -> Outcome:
+        if self.engines[winner].compiled:
+            found = self.outcomes.get(winner, Outcome("plain", "the method takes no steps"))
+            return found._replace(why=f"C++ cannot repeat the step: {found.why}") if found.path == "compiled" else found
+        if cannot:
+            return Outcome("plain", cannot)
+        if self.notes:
+            return Outcome("plain", self.notes[-1])
+        if self.compiled is False:
+            return Outcome("plain", "compiling was switched off")
+        tried = any(name.endswith("compiled") for name in self.times)
+        return Outcome(
+            "plain", "compiled steps were not faster" if tried else "the run is too short for compiling to pay"
         )
-        longest = max(longest, 1)
 
-        def look(steps: int) -> float:
-            begin = time.perf_counter()
-            engine.map(fn, federation, group, functools.partial(_shortened, prepared, steps), purpose="probe")
-            return time.perf_counter() - begin
-
-        def fastest(first: float, enough: float) -> Tensor:
-            """Seconds a step; other work on the machine can only make a look slower, so the fastest one counts."""
-            best, spent = first, 0.0
-            while spent < enough:
-                steps = min(max(PROBE, round(enough / 3 / best)), longest)
-                taken = look(steps)
-                best, spent = min(best, taken / steps), spent + taken
-            return torch.tensor([best], dtype=torch.float64)
-
+    def _time(self, name: str) -> None:
+        """Measure a client's step by the engine of this name, on one core, as many at a time as there will be."""
+        engine = self.engines[name]
+        width = engine.lanes or engine.chunk
+        every = [client for each in chunks(self.probe.federation, self.probe.ids, engine.chunk) for client in each]
+        group = every[: max(MIN_CLIENTS, width)]  # a few clients, since one alone is no average
+        look = _Look(self.probe, replace(engine, chunk=width), group)
         try:
-            steps = min(PROBE, longest)
-            before = called()
-            with no_garbage():
-                look(steps)  # warms up and compiles
-            if name == "stacked, compiled" and called() == before:
-                by_threads.add(name)
-            if settled:
-                times[name] = 0.0
+            steps = min(PROBE_STEPS, look.longest)
+            with observing() as seen:
+                look.seconds(steps)  # warms up and compiles
+            found = slowest(seen)
+            if engine.compiled and found:
+                self.outcomes[name] = found
+            if name == "stacked, compiled" and found == Outcome("replayed"):
+                self.by_threads.add(name)
+            if self.settled:
+                self.times[name] = 0.0
                 return
-            first = look(steps) / steps
-            times[name] = first / len(group) * 1e6
-            enough = min(LOOK, SHARE * seconds(name))
-            if seconds(name) > HOPELESS * min(map(seconds, times)):
+            first = look.seconds(steps) / steps
+            self.times[name] = first / len(group) * 1e6
+            enough = min(MAX_LOOK_SECONDS, LOOK_SHARE * self._seconds(name))
+            if self._seconds(name) > HOPELESS * min(map(self._seconds, self.times)):
                 return
-            job = functools.partial(fastest, first, enough)
+            job = functools.partial(look.fastest, first, enough)
             # As many at a time as there will be processes: they share the caches and the memory's bandwidth.
-            looks = fan_out([job] * processes, processes) if processes > 1 else [job()]
-            times[name] = float(torch.cat(looks).mean()) / len(group) * 1e6
+            looks = fan_out([job] * self.processes, self.processes) if self.processes > 1 else [job()]
+            self.times[name] = float(torch.cat(looks).mean()) / len(group) * 1e6
         except Exception as error:
-            words = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if name.startswith("stacked") and len(kinds) == 1:
+            words = first_line(error)
+            if name.startswith("stacked") and len(self.kinds) == 1:
                 raise CoterieError(f"engine 'stacked' cannot run this task ({words}): use --engine auto") from error
             if name.startswith("loop"):
                 raise
-            notes.append(f"{name} cannot run this task ({words})")
+            self.notes.append(f"{name} cannot run this task ({words})")
 
-    def speedup(name: str) -> float:
-        """By sharing a round's chunks out among the processes, where that saves more than they cost themselves."""
-        groups = len(chunks(federation, ids, candidates[name].chunk))
-        most = groups / -(-groups // processes)
-        alone = client_steps * times[name] / 1e6 / max(rounds, 1)  # seconds a round
-        return most if workers or alone > alone / most + cost(name) else 1.0
+    def _speedup(self, name: str) -> float:
+        """By sharing a round's chunks out among the workers, where that saves more than they cost themselves."""
+        groups = len(chunks(self.probe.federation, self.probe.ids, self.engines[name].chunk))
+        most = groups / -(-groups // self.processes)
+        alone = self.client_steps * self.times[name] / 1e6 / max(self.rounds, 1)  # seconds a round
+        return most if self.workers or alone > alone / most + self._cost(name) else 1.0
 
-    def cost(name: str) -> float:
-        return THREADS if name in by_threads else TEAM
+    def _cost(self, name: str) -> float:
+        return THREAD_SECONDS if name in self.by_threads else PROCESS_SECONDS
 
-    def seconds(name: str) -> float:
+    def _seconds(self, name: str) -> float:
         """What the whole run would take."""
-        faster = speedup(name)
-        return client_steps * times[name] / 1e6 / faster + rounds * cost(name) * (faster > 1)
-
-    if compiled is not True:
-        for kind in sorted(kinds, reverse=True):  # stacked first: a loop is often hopeless then
-            measure(kind, candidates[kind])
-        if len(times) == 2 and min(times.values()) > ALIKE * max(times.values()):  # other work may have decided it
-            for kind, before in list(times.items()):
-                measure(kind, candidates[kind])
-                times[kind] = min(before, times[kind])
-    order = sorted(kinds, reverse=True)
-    if len(times) == len(kinds) == 2:  # a step that gains nothing by stacking is arithmetic: alone it compiles sooner
-        order = sorted(kinds, reverse=times["stacked"] < ALIKE * times["loop"])
-    for kind, saves in zip(order, SAVES, strict=False):
-        pays = compiled
-        if compiled is None and kind in times:
-            # What the fastest one so far would take, less what this one would if it were compiled.
-            pays = min(map(seconds, times)) - (1 - saves) * seconds(kind) > compiling_takes(convolves)
-        if pays:
-            before = refusals()
-            measure(f"{kind}, compiled", candidates[f"{kind}, compiled"])
-            if refusals() > before and not compilations():
-                notes.append("steps cannot be compiled here (is there a C++ compiler?), so they run as they are")
-                break
-    winner = min(times, key=seconds)
-    if workers is None and speedup(winner) == 1:
-        processes = 1
-    engine = replace(candidates[winner], workers=processes, _team=[])
-    if winner in by_threads:
-        # As many clients as all cores would have at a time, however many workers there are (law 11).
-        many = min(chunk * (cores() if can_fork() else 1), len(ids))
-        engine = replace(engine, chunk=many, threads=True).fitted(len(ids))  # as a resumed run has it
-    return Choice(engine, {} if settled else times, tuple(notes))
+        faster = self._speedup(name)
+        return self.client_steps * self.times[name] / 1e6 / faster + self.rounds * self._cost(name) * (faster > 1)
 
 
-def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: int, cache: int = CACHE) -> int:
-    """Clients at a step: bounded by `memory` in bytes, and by what a processor's cache holds of their models."""
+class _Look:
+    """The first steps of a few clients, timed as one process runs them."""
+
+    def __init__(self, probe: Probe, engine: Engine, group: list[int]) -> None:
+        self.probe, self.engine, self.group = probe, engine, group
+        self.prepared = functools.cache(lambda each: probe.rows_of(list(each)))
+        shortest = min(
+            int(self.prepared(tuple(each))[1].mask.any(-1).flatten(1).sum(1).min())
+            for each in chunks(probe.federation, group, engine.chunk)
+        )
+        self.longest = max(shortest, 1)  # steps that all of them take
+
+    def seconds(self, steps: int) -> float:
+        rows_of = functools.partial(_shortened, self.prepared, steps)
+        begin = time.perf_counter()
+        self.engine.map(self.probe.fn, self.probe.federation, self.group, rows_of, purpose="probe")
+        return time.perf_counter() - begin
+
+    def fastest(self, first: float, enough: float) -> Tensor:
+        """Seconds a step, [1]; other work on the machine can only make a look slower, so the fastest one counts."""
+        best, spent = first, 0.0
+        while spent < enough:
+            steps = min(max(PROBE_STEPS, round(enough / 3 / best)), self.longest)
+            taken = self.seconds(steps)
+            best, spent = min(best, taken / steps), spent + taken
+        return torch.tensor([best], dtype=torch.float64)
+
+
+def chunk_size(
+    client_bytes: int, model_bytes: int, participants: int, memory: int, cache: int = EAGER_STEP_BYTES
+) -> int:
+    """Return how many clients a step has: bounded by `memory` in bytes, and by the models that a cache holds."""
     fits = max(1, memory // max(client_bytes, 1))
     cached = max(3, cache // max(model_bytes, 1))
     number = -(-participants // min(fits, cached, participants))
@@ -188,17 +286,44 @@ def chunk_size(client_bytes: int, model_bytes: int, participants: int, memory: i
 def shape(
     sizes: Sequence[int], client_bytes: int, model_bytes: int, participants: int, memory: int, parts: int
 ) -> tuple[int, tuple[int, int]]:
-    """(clients at once, lanes without and with compiling) of a stacked engine: `parts` chunks, if there are so many.
+    """Return (clients at once, (lanes without compiling, lanes with it)) of a stacked engine.
 
-    `sizes` are the numbers of steps of all clients, of which so many take part in a round.
+    Args:
+        sizes: the numbers of steps of all clients.
+        client_bytes: what one client's state and work take.
+        model_bytes: the size of a model.
+        participants: how many clients take part in a round.
+        memory: bytes that may be used.
+        parts: how many chunks there should be, if there are so many clients.
     """
     fits = max(1, memory // max(client_bytes, 1))
-    number = max(-(-participants // fits), min(parts, max(1, participants // FEW)))
+    number = max(-(-participants // fits), min(parts, max(1, participants // MIN_CLIENTS)))
     chunk = -(-participants // number)
     ordered = sorted(sizes)
     typical = [ordered[(2 * i + 1) * len(ordered) // (2 * chunk)] for i in range(chunk)]
-    most = [chunk_size(client_bytes, model_bytes, participants, memory, cache) for cache in (CACHE, OWN_CACHE)]
-    return chunk, (fitting(typical, most[0]), fitting(typical, most[1]))
+    eager, compiled = (
+        chunk_size(client_bytes, model_bytes, participants, memory, cache)
+        for cache in (EAGER_STEP_BYTES, COMPILED_STEP_BYTES)
+    )
+    return chunk, (best_width(typical, eager), best_width(typical, compiled))
+
+
+def shaped(engine: Engine, chunk: int, lanes: tuple[int | None, int | None], participants: int) -> Engine:
+    """Return the engine with the chunks that suit a run.
+
+    Args:
+        engine: what was chosen, for this run or for one like it.
+        chunk: how many clients a stacked engine takes at once.
+        lanes: how many of them share a step, when it is not compiled and when it is.
+        participants: how many clients take part in a round.
+    """
+    if engine.kind == "loop":
+        return replace(engine, chunk=1, lanes=None, _pool=[])
+    if not engine.threads:
+        return replace(engine, chunk=chunk, lanes=lanes[engine.compiled], _pool=[])
+    # As many clients as all cores would have at a time, however many workers there are (law 11).
+    many = min(chunk * (cores() if can_fork() else 1), participants)
+    return replace(engine, chunk=many, lanes=lanes[True]).fitted(participants)  # as a resumed run has it
 
 
 def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: list[int]) -> Rows:
@@ -207,6 +332,6 @@ def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: l
 
 
 def _first_steps(batches: Batches, steps: int) -> Batches:
-    """The first steps of the round, as one epoch."""
+    """Keep the first steps of the round, as one epoch."""
     index, mask, key = (part.flatten(1, 2)[:, None, :steps] for part in (batches.index, batches.mask, batches.key))
     return batches._replace(index=index, mask=mask, key=key)

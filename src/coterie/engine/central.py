@@ -1,4 +1,4 @@
-"""Where messages are combined: by one server that hears everybody. `peers.py` has the other answer, a copy a peer."""
+"""One server hears everybody and combines the messages. In `peers.py`, every peer has a copy of the server instead."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from coterie import tree
+from coterie.core import tree
+from coterie.core.method import Info, Method, Population
+from coterie.core.tree import Params, Tree
 from coterie.engine.engine import threads_for
-from coterie.method import Info, Method, Population
-from coterie.spans import timed
-from coterie.tree import Params, Tree
+from coterie.profiling import timed
 
 AnyMethod = Method[Any, Any, Any, Any]
 Send = Callable[[Tree, Tensor, torch.Generator], Tree]  # a method's `dispatch` or `deploy`
@@ -20,14 +20,25 @@ Draw = Callable[[], torch.Generator]  # the round's generator, from its start at
 
 
 class Place(Protocol):
-    """What a simulation asks of the server side, wherever it is."""
+    """What a simulation asks of the server side, wherever that is."""
 
-    def start(self, method: AnyMethod, params: Params, population: Population) -> Tree: ...
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree: ...
-    def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree: ...
-    def info(self, method: AnyMethod, server: Tree) -> Info: ...
-    def models(self, method: AnyMethod, server: Tree, size: int) -> Params | None: ...
-    def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]: ...
+    def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
+        """Return the server's state before the first round."""
+
+    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+        """Return what the clients `ids` are sent, as rows."""
+
+    def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
+        """Return the server's state after it has heard `ups` from the clients `ids`."""
+
+    def info(self, method: AnyMethod, server: Tree) -> Info:
+        """Return what the record of a round says of the server."""
+
+    def models(self, method: AnyMethod, server: Tree, size: int) -> Params | None:
+        """Return the model for everybody as rows, one for each client; None if the method has no such model."""
+
+    def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
+        """Return the bytes that a round sent (up, down)."""
 
 
 class Central:
@@ -49,10 +60,8 @@ class Central:
         return method.server_info(server)
 
     def models(self, method: AnyMethod, server: Tree, size: int) -> Params | None:
-        """The model for everybody as rows, one a client, if there is one."""
         shared = method.global_model(server)
         return None if shared is None else tree.broadcast(shared, size)
 
     def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
-        """Bytes sent (up, down)."""
         return method.message_bytes(ups), tree.nbytes(down)

@@ -1,4 +1,4 @@
-"""The reference engine: one client at a time. Slow, readable, and what the others must agree with."""
+"""The reference engine runs one client at a time. It is slow and readable, and the others must agree with it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.tree import Tree
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.tree import Tree
 
 
 def loop(fn: Callable[..., Any], rows: tuple[Tree, ...], batches: Batches) -> Tree:
-    """`fn(*row, batches of one client)` for every client, stacked again."""
+    """Call `fn(*row, batches of one client)` for every client, and stack the results."""
     results = []
     for i in range(len(batches.count)):
         mine = Batches(batches.x, batches.y, *(leaf[i] for leaf in batches[2:]))
@@ -25,5 +25,5 @@ def loop(fn: Callable[..., Any], rows: tuple[Tree, ...], batches: Batches) -> Tr
 
 
 def global_seed(key: Tensor) -> int:
-    """Seeds PyTorch's own generator, for models that draw from it (dropout does not: it has keys of its own)."""
+    """Return a seed of PyTorch's own generator, for models that draw from it (dropout does not: it has keys)."""
     return int(key.flatten()[0]) if key.numel() and not key.is_meta else 0

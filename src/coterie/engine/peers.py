@@ -1,8 +1,8 @@
-"""No server: clients on a graph. A peer is a client plus a private copy of the method's server, fed by its neighbours.
+"""Clients on a graph, without a server. A peer is a client and a private copy of the server, fed by its neighbours.
 
-Each round a peer sends itself what its own copy dispatches, does its local update, and tells its message to its
-neighbours; every copy then aggregates the messages of its closed neighbourhood (itself included). A method file does
-not know the difference. On the complete graph all copies stay equal to the one server there would be (law 2).
+In each round a peer sends itself what its own copy dispatches, does its local update, and sends its message to its
+neighbours. Every copy then aggregates the messages of its closed neighbourhood (itself included). A method file does
+not know the difference. On the complete graph, all copies stay equal to the one server there would be (law 2).
 
 Graphs: `complete`, `ring`, `star` (the first client is its centre), `k-regular:K` (random), `small-world:K:P`
 (Watts and Strogatz: a ring of K nearest neighbours, each edge rewired with probability P), or edges of the user's
@@ -20,30 +20,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie import rng, tree
+from coterie.core import rng, tree
+from coterie.core.errors import ConfigError
+from coterie.core.method import Info, Population
+from coterie.core.tree import Params, Tree
 from coterie.engine.central import AnyMethod, Draw, Send
-from coterie.errors import ConfigError
-from coterie.method import Info, Population
-from coterie.spans import timed
-from coterie.tree import Params, Tree
+from coterie.profiling import timed
 
 Edge = tuple[str, str]
 PARAMETERS = {"server": (), "complete": (), "ring": (), "star": (), "k-regular": (4,), "small-world": (4, 0.1)}
-TRIES = 100
+MAX_DRAWS = 100  # of a random graph, until it is connected
 
 
 @dataclass(frozen=True)
 class Peers:
+    """The server side where there is no server: a copy of it for each peer, as rows."""
+
     near: tuple[tuple[int, ...], ...]  # each peer's neighbours and itself, in order
 
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
-        """All copies, as rows. Each is told how many it can hear in a round."""
+        """Make all copies; each is told how many peers it can hear in a round."""
         own = population._replace(store=None)  # copies are rows themselves
         heard = [own._replace(audience=min(own.audience, len(near))) for near in self.near]
         return tree.stack([method.init_server(params, each) for each in heard])
 
     def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
-        """Every peer asks its own copy. All use the same random numbers, as clients of one server would."""
+        """Let every peer ask its own copy. All use the same random numbers, as clients of one server would."""
         downs = [send(tree.rows(server, i), torch.tensor([i]), draw()) for i in ids.tolist()]
         return tree.map(lambda *leaf: torch.cat(leaf), downs[0], *downs[1:])
 
@@ -57,7 +59,7 @@ class Peers:
         return tree.stack(copies)
 
     def info(self, method: AnyMethod, server: Tree) -> Info:
-        """Each copy's, as rows; but who learns from whom is told by each peer for itself."""
+        """Return what each copy says, as rows; of who learns from whom, each peer's own row."""
         infos = tree.stack([method.server_info(tree.rows(server, i)) for i in range(len(self.near))])
         if "collaboration" in infos:
             infos["collaboration"] = infos["collaboration"].diagonal(dim1=0, dim2=1).T.contiguous()
@@ -68,13 +70,25 @@ class Peers:
         return None if found[0] is None else tree.stack(found)
 
     def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
-        """A message goes to every neighbour; what a peer sends itself is free."""
+        """Count a message once for every neighbour; what a peer sends itself is free."""
         each = [method.message_bytes(tree.rows(ups, row[None])) for row in torch.arange(len(ids))]
         return sum(size * (len(self.near[i]) - 1) for size, i in zip(each, ids.tolist(), strict=True)), 0
 
 
 def make_peers(topology: str | Sequence[Edge], names: Sequence[str], seed: int) -> Peers | None:
-    """The graph over the clients `names`, in their order; None for a server. Raises `ConfigError` in words."""
+    """Make the graph over clients.
+
+    Args:
+        topology: the graph in words (see above), or its edges as pairs of clients' names.
+        names: the clients, in their order.
+        seed: what random graphs are drawn with.
+
+    Returns:
+        The peers; None for a server.
+
+    Raises:
+        ConfigError: an edge names a client that there is not, or there is no such graph.
+    """
     size = len(names)
     if not isinstance(topology, str):
         place = {name: i for i, name in enumerate(names)}
@@ -101,7 +115,11 @@ def make_peers(topology: str | Sequence[Edge], names: Sequence[str], seed: int) 
 
 
 def parse(topology: str) -> tuple[Any, ...]:
-    """(kind, its numbers); raises `ValueError` in words."""
+    """Split a graph's name into (kind, its numbers).
+
+    Raises:
+        ValueError: it is no graph; the message says what is.
+    """
     kind, *given = topology.split(":")
     defaults = PARAMETERS.get(kind, ())
     try:
@@ -121,7 +139,11 @@ def parse(topology: str) -> tuple[Any, ...]:
 
 
 def read_edges(path: Path) -> list[Edge]:
-    """One edge a line: two names of clients with a comma between."""
+    """Read a CSV file with an edge in every line: two names of clients with a comma between.
+
+    Raises:
+        ValueError: a line is something else; the message names it.
+    """
     with path.open(encoding="utf-8", newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     if bad := [str(number) for number, row in enumerate(rows, 1) if len(row) != 2]:
@@ -142,7 +164,7 @@ def _random_edges(kind: str, size: int, numbers: Sequence[Any], seed: int) -> It
         import networkx as nx
     except ImportError:
         raise ConfigError([f"topology = '{kind}' needs networkx: pip install 'coterie[peers]'"]) from None
-    for attempt in range(TRIES):
+    for attempt in range(MAX_DRAWS):
         draw = rng.seed_of(seed, "topology", attempt) % 2**32
         make = nx.random_regular_graph if kind == "k-regular" else nx.watts_strogatz_graph
         order = (numbers[0], size) if kind == "k-regular" else (size, *numbers)
@@ -151,5 +173,5 @@ def _random_edges(kind: str, size: int, numbers: Sequence[Any], seed: int) -> It
             edges: list[tuple[int, int]] = list(graph.edges)
             return edges
     raise ConfigError(
-        [f"topology = '{kind}': no connected graph of {size} clients in {TRIES} draws; use more neighbours"]
+        [f"topology = '{kind}': no connected graph of {size} clients in {MAX_DRAWS} draws; use more neighbours"]
     )

@@ -1,4 +1,4 @@
-"""Evaluation: every client's metrics, never only their mean; how they are spread; who gains by taking part."""
+"""Evaluation: every client's metrics, how they are spread, and who gains by taking part."""
 
 from coterie.evaluation.benefit import Benefit
 from coterie.evaluation.metrics import BETTER, Scorer, Scores, score

@@ -1,7 +1,7 @@
-"""Resampling a client's test examples: metrics as functions of how often each example counts.
+"""Resamples a client's test examples: metrics as functions of how often each example counts.
 
-A resample draws n of n examples with replacement; its metric is the metric with weights, so all resamples are a few
-products of a matrix of weights [resamples, examples] with what is known of each example.
+A resample draws n of n examples with replacement, so its metric is the weighted metric. All resamples together are a
+few products of a weight matrix [resamples, examples] with statistics of each example.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coterie.evaluation.metrics import BINS, bin_of, confidence_and_surprise, one_label_each
+from coterie.core.task import Task
+from coterie.evaluation.metrics import BINS, bin_of, confidence_and_surprise, flatten_labels
 from coterie.evaluation.predictions import Predictions
-from coterie.task import Task
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.float32]
 Statistic = Callable[[Weights], Array]  # weights [resamples, examples] -> [resamples]
-CELLS = 2**22  # of the matrix of weights at once
-FEW = 128  # examples of a class: fewer are counted sooner by a product than by sums along all others
-SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
+MAX_WEIGHT_CELLS = 2**19  # of the weight matrix at once: so many stay in the cache
+MAX_MEMBERS_BY_PRODUCT = 128  # of a class: up to here a matrix product is faster than cumulative sums
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[Weights]:
-    """How often each example is drawn, [some resamples, examples], until there are `resamples`."""
-    step = max(1, CELLS // examples)
+    """Yield how often each example is drawn, [some resamples, examples], until there are `resamples`."""
+    step = max(1, MAX_WEIGHT_CELLS // examples)
     for start in range(0, resamples, step):
         number = min(step, resamples - start)
         drawn = generator.integers(examples, size=(number, examples))
         drawn += examples * np.arange(number)[:, None]
         times = np.bincount(drawn.ravel(), minlength=number * examples)
-        yield times.reshape(number, examples).astype(np.float32)  # which holds them, and their sums, exactly
+        yield times.reshape(number, examples).astype(np.float32)  # which represents the counts and their sums exactly
 
 
 def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
-    """A metric of one client; `score` defines it, and with every weight 1 this equals it."""
+    """Return a metric of one client as a function of weights; with every weight 1 it equals `score`."""
     if metric == "loss":
         losses = task.output_losses(one.outputs, one.y).double().numpy()
         return lambda weights: _product(weights, losses) / weights.sum(1)
     if task.kind == "regression":
         return _rmse(*_targets(one)) if metric == "rmse" else _r2(*_targets(one))
-    outputs, y, example = one_label_each(one.outputs, one.y, torch.arange(len(one.y)))
+    outputs, y, example = flatten_labels(one.outputs, one.y, torch.arange(len(one.y)))
     labels, found, index = y.numpy(), outputs.argmax(1).numpy(), example.numpy()
     shape = (len(one.y), outputs.shape[1])
     truth = _tally(shape, index, labels)
@@ -57,15 +57,17 @@ def statistic(task: Task, metric: str, one: Predictions) -> Statistic:
         return lambda weights: np.abs(_product(weights, gaps)).sum(1) / _count(weights, truth.sum(1))
     hits = _tally(shape, index, labels, right)
     if metric == "accuracy":
-        return lambda weights: _count(weights, hits.sum(1)) / _count(weights, truth.sum(1))
-    if metric == "balanced_accuracy":
-        return lambda weights: _mean_ratio(_count(weights, hits), _count(weights, truth))
-    said = _tally(shape, index, found)
-    return lambda weights: _mean_ratio(2 * _count(weights, hits), _count(weights, truth + said))
+        pair = np.stack([hits.sum(1), truth.sum(1)], 1)
+        return lambda weights: np.divide(*_count(weights, pair).T)
+    above, below = hits, truth
+    if metric == "macro_f1":
+        above, below = 2 * hits, truth + _tally(shape, index, found)
+    both = np.hstack([above, below])  # one product, since reading the weights is most of its work
+    return lambda weights: _mean_ratio(*np.hsplit(_count(weights, both), 2))
 
 
 def differing(metric: str, ours: Predictions, alone: Predictions, *, regression: bool) -> int:
-    """The number of examples that can tell two models apart: where what the metric looks at is not the same."""
+    """Count the examples on which two models differ in what the metric depends on."""
     a, b = ours.outputs, alone.outputs
     if not regression and metric in ("accuracy", "balanced_accuracy", "macro_f1"):
         a, b = a.argmax(1), b.argmax(1)
@@ -77,13 +79,13 @@ def differing(metric: str, ours: Predictions, alone: Predictions, *, regression:
 def _tally(
     shape: tuple[int, int], row: NDArray[np.int64], column: NDArray[np.int64], value: Array | None = None
 ) -> Array:
-    """[examples, columns]: sums of `value`s (1 if not given)."""
+    """Sum `value` (default: 1) by row and column, [examples, columns]."""
     flat = np.bincount(row * shape[1] + column, value, minlength=shape[0] * shape[1])
     return flat.reshape(shape).astype(float)
 
 
 def _count(weights: Weights, tally: Array) -> Array:
-    """weights @ tally, which are whole numbers: exact, and in half the time where float32 holds the sums."""
+    """Compute weights @ tally of whole numbers exactly, in float32 if that represents the sums (half the time)."""
     most = float(tally.max(initial=0.0)) * weights.shape[1]
     whole = np.float32 if most <= 2**24 else np.float64
     counted: Array = _product(weights, tally, whole).astype(float)
@@ -91,12 +93,12 @@ def _count(weights: Weights, tally: Array) -> Array:
 
 
 def _product(weights: Weights, values: Array, kind: type[Any] = np.float64) -> Any:
-    """weights @ values, by PyTorch, whose threads a caller has chosen; NumPy's product has threads of its own."""
+    """Compute weights @ values with PyTorch, whose threads the caller controls; NumPy would use its own threads."""
     return (torch.from_numpy(weights.astype(kind, copy=False)) @ torch.from_numpy(values.astype(kind))).numpy()
 
 
 def _mean_ratio(above: Array, below: Array) -> Array:
-    """The mean of the ratios whose denominator is not 0."""
+    """Average the ratios whose denominator is not 0, per row."""
     there = below > 0
     ratio = np.divide(above, below, out=np.zeros_like(above), where=there)
     number = there.sum(1)
@@ -106,20 +108,22 @@ def _mean_ratio(above: Array, below: Array) -> Array:
 
 
 def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], truth: Array) -> Statistic:
-    """`scores` s [labels, classes] are lower the likelier the class is: of class c, with weights w,
+    """Return the weighted AUROC, where `scores` s [labels, classes] are lower the likelier the class is.
+
+    For class c and weights w it is
 
         1 - sum_{i in c, j not in c} w_i w_j ([s_jc < s_ic] + [s_jc <= s_ic]) / 2 sum_{i in c, j not in c} w_i w_j.
 
-    The sums are of whole numbers, at most labels^2 / 2, and exact.
+    The sums are whole numbers, at most labels^2 / 2, and therefore exact.
     """
     classes = np.flatnonzero((truth.sum(0) > 0) & (truth.sum(0) < truth.sum()))
     classes = classes[classes == 1] if scores.shape[1] == 2 else classes
     whole = np.float32 if len(labels) ** 2 / 2 <= 2**24 else np.float64
-    each = len(labels) // len(truth)  # labels an example
+    each = len(labels) // len(truth)  # labels per example
     curves = []
     for label in classes:
         of_class = labels == label
-        by = _by_product if of_class.sum() <= FEW else _by_sums
+        by = _by_product if of_class.sum() <= MAX_MEMBERS_BY_PRODUCT else _by_sums
         curves.append((index[of_class], by(scores[:, label], of_class, index, whole)))
 
     def area(weights: Weights) -> Array:
@@ -144,18 +148,18 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
 
 
 def _by_product(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
-    """Weights [examples, resamples] -> the sums over j in `_auroc`, [members, resamples]."""
+    """Return a function from weights [examples, resamples] to the sums over j in `_auroc`, [members, resamples]."""
     own = scores[of_class, None]
     known = ((scores < own).astype(whole) + (scores <= own)) * ~of_class  # [members, labels]
-    known = known.reshape(len(own), index[-1] + 1, -1).sum(2)  # the labels of an example are side by side
+    known = known.reshape(len(own), index[-1] + 1, -1).sum(2)  # the labels of an example are adjacent
     return lambda rows: _product(known, rows, whole)
 
 
 def _by_sums(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
-    """The same for many members: the weights of the others are added up in the order of their scores."""
+    """Do the same for many members: add up the weights of the others in the order of their scores."""
     others = scores[~of_class]
     rest = index[~of_class][np.argsort(others)]
-    left, right = (np.searchsorted(np.sort(others), scores[of_class], side) for side in SIDES)
+    left, right = (np.searchsorted(np.sort(others), scores[of_class], side) for side in _SIDES)
 
     def below(rows: Any) -> Any:
         sums = np.zeros((len(rest) + 1, rows.shape[1]), whole)
@@ -166,7 +170,7 @@ def _by_sums(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: typ
 
 
 def _targets(one: Predictions) -> tuple[Array, Array]:
-    """(squared errors, targets), both [examples, targets]."""
+    """Return (squared errors, targets), both [examples, targets]."""
     y = one.y.double().reshape(len(one.y), -1)
     return ((one.outputs.double().reshape(y.shape) - y) ** 2).numpy(), y.numpy()
 

@@ -1,4 +1,4 @@
-"""How evenly a metric is spread over the clients."""
+"""Measures how evenly a metric is spread over the clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Array = NDArray[np.float64]
 
 
 def spread(values: Array, sizes: Array, metric: str) -> dict[str, float]:
-    """`values` and `sizes` (test examples) are [clients]; clients without a value (NaN) are left out.
+    """Summarise the spread of `values` [clients] with `sizes` [clients] test examples; NaN values are left out.
 
-    mean           every client counting alike
-    weighted_mean  by number of test examples
+    mean           unweighted
+    weighted_mean  weighted by the number of test examples
     std            over clients: the root of the mean squared deviation (n in the denominator: these are all clients)
     cv             std / mean, the coefficient of variation of pFedVMP's Table 3; NaN where the mean is 0
     worst_decile   the mean of the tenth of clients (at least one) that do worst
@@ -36,6 +36,6 @@ def spread(values: Array, sizes: Array, metric: str) -> dict[str, float]:
 
 
 def share_worse(gains: Array) -> float:
-    """The share of clients that do worse than alone, of those whose gain is defined."""
+    """Return the share of clients that do worse than alone, among those whose gain is defined."""
     there = gains[~np.isnan(gains)]
     return float((there < 0).mean()) if len(there) else math.nan

@@ -1,15 +1,14 @@
-"""Metrics of all clients at once, from their outputs laid end to end.
+"""Computes the metrics of all clients at once, from their concatenated outputs.
 
-Classification (p is the softmax of the outputs; where an example has a label a pixel or a word, each label counts):
+Classification (p is the softmax of the outputs; if an example has one label per pixel or word, each label counts):
 - accuracy;
-- balanced_accuracy: the mean, over the classes that the client's examples have, of the share found (a class absent
-  from a client does not count against it);
-- macro_f1: the mean of 2 TP / (2 TP + FP + FN) over the classes that its examples have or are said to have;
+- balanced_accuracy: the recall, averaged over the classes that occur among the client's examples;
+- macro_f1: the mean of 2 TP / (2 TP + FP + FN) over the classes that occur or are predicted;
 - auroc: one class against the rest, P(p_c of one of class c > p_c of another) + P(equal) / 2, averaged over the classes
-  that some of its examples have and some have not; NaN if there is none;
+  that some, but not all, of its examples have; NaN if there is none;
 - ece: the expected calibration error, sum over 15 bins of equal width of the confidence max_c p_c, of
   |right - confidence| summed over the bin, by number;
-- loss: the task's own; unless you gave another it is the log-loss, -log p_y.
+- loss: that of the task; by default the log-loss, -log p_y.
 
 Regression: rmse; r2 (NaN where the targets do not vary; the mean over targets where there are several); loss.
 """
@@ -23,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.task import Task
+from coterie.core.task import Task
 
 Scores = dict[str, NDArray[np.float64]]  # metric -> [clients]
 BETTER = {
@@ -35,17 +34,24 @@ METRICS = {
     "regression": ("rmse", "r2", "loss"),
 }
 BINS = 15
-KEPT = 64 * 2**20  # bytes that a scorer may keep
+MAX_KEPT_BYTES = 64 * 2**20  # of precomputed data in a scorer
 
 
 def score(task: Task, outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> Scores:
-    """`outputs` and `y` are [examples, ...], `owner` [examples] says whose each is; every client has at least one."""
+    """Compute every metric of every client.
+
+    Args:
+        task: The task, which defines the kind of data and the loss.
+        outputs: The models' outputs, [examples, ...].
+        y: The targets, [examples, ...].
+        owner: The client of each example, [examples].
+        clients: The number of clients; each has at least one example.
+    """
     return Scorer(task, y, owner, clients)(outputs)
 
 
 class Scorer:
-    """`score` of outputs on the same examples again and again, as in every round: what does not depend on the outputs
-    is made once."""
+    """Computes `score` repeatedly for the same examples, as in every round; precomputes what outputs do not change."""
 
     def __init__(self, task: Task, y: Tensor, owner: Tensor, clients: int) -> None:
         self.task, self.y, self.owner, self.clients = task, y.cpu(), owner.cpu(), clients
@@ -57,9 +63,9 @@ class Scorer:
         if self.task.kind == "regression":
             scores = _regression(outputs, self.y, self.owner, self.count)
         else:
-            flat, y, owner = one_label_each(outputs, self.y, self.owner)
+            flat, y, owner = flatten_labels(outputs, self.y, self.owner)
             truth = self._truth or _Truth(y, owner, self.clients, flat.shape[1])
-            if truth.nbytes <= KEPT:
+            if truth.nbytes <= MAX_KEPT_BYTES:
                 self._truth = truth
             scores = _classification(flat, y, truth)
         if not self.task.log_loss:
@@ -68,21 +74,21 @@ class Scorer:
         return {name: value.numpy() for name, value in scores.items()}
 
 
-def one_label_each(outputs: Tensor, y: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[labels, classes], [labels] and [labels], where outputs [examples, classes, ...] may have a label a pixel."""
+def flatten_labels(outputs: Tensor, y: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Flatten outputs with several labels per example to [labels, classes], [labels] and [labels]."""
     if y.ndim == 1:
         return outputs, y, owner
     each = y[0].numel()
     return outputs.movedim(1, -1).reshape(-1, outputs.shape[1]), y.reshape(-1), owner.repeat_interleave(each)
 
 
-def plain(values: NDArray[np.float64]) -> list[float]:
-    """As a list in which every NaN is the same one, so that equal lists compare equal."""
+def with_one_nan(values: NDArray[np.float64]) -> list[float]:
+    """Return a list in which every NaN is the same object, so that equal lists compare equal."""
     return [math.nan if value != value else value for value in values.tolist()]
 
 
 def mean(values: NDArray[np.float64] | list[float], weights: NDArray[np.float64] | list[float] | None = None) -> float:
-    """The average of what is defined; NaN if nothing is."""
+    """Average the values that are not NaN; return NaN if there are none."""
     array = np.asarray(values, dtype=float)
     there = ~np.isnan(array)
     if weights is None:
@@ -105,25 +111,24 @@ def _regression(outputs: Tensor, y: Tensor, owner: Tensor, count: Tensor) -> dic
 
 
 class _Truth:
-    """What is known of the labels before any output is: whose and of which class they are, and what `auroc` ranks.
+    """What depends on the labels only: the owner and class of each label, and what `_auroc` ranks.
 
-    A cell is a client and a class that some of its examples have and some have not: a row of places in
-    [labels, classes], filled up to a power of two with the place after the last. Rows are laid end to end, those of one
-    width together.
+    A cell is a client and a class that some, but not all, of its examples have. It is a row of positions in [labels,
+    classes], padded to a power of two with the position after the last. Rows are concatenated, grouped by width.
     """
 
     def __init__(self, y: Tensor, owner: Tensor, clients: int, classes: int) -> None:
         self.owner = owner
         self.cell = owner * classes + y
-        self.first = owner * classes  # of the client's cells
+        self.first = owner * classes  # the first of the client's cells
         self.bins = owner * BINS
         self.count = torch.bincount(self.cell, minlength=clients * classes).double().reshape(clients, classes)
         self.rest = self.count.sum(1, keepdim=True) - self.count
         self.both = (self.count > 0) & (self.rest > 0)
         if classes == 2:
-            self.both[:, 0] = False  # its curve is that of class 1 turned round
+            self.both[:, 0] = False  # its curve mirrors that of class 1
         self.is_class = (y[:, None] == torch.arange(classes)).numpy().astype(np.uint32)
-        order = torch.argsort(owner, stable=True).numpy()  # the examples client by client
+        order = torch.argsort(owner, stable=True).numpy()  # examples by client
         size = np.bincount(owner.numpy(), minlength=clients)
         begin = size.cumsum() - size
         who, label = (each.numpy() for each in self.both.nonzero(as_tuple=True))
@@ -149,14 +154,14 @@ def _classification(outputs: Tensor, y: Tensor, truth: _Truth) -> dict[str, Tens
     losses = surprises.gather(1, y[:, None])[:, 0].double()
     found = outputs.argmax(1)
     right = (found == y).double()
-    said = torch.bincount(truth.first + found, minlength=clients * classes).double().reshape(clients, classes)
+    predicted = torch.bincount(truth.first + found, minlength=clients * classes).double().reshape(clients, classes)
     hits = torch.bincount(truth.cell, right, minlength=clients * classes).reshape(clients, classes)
     count = truth.count.sum(1)
     gap = torch.bincount(truth.bins + bin_of(confidence), right - confidence, minlength=clients * BINS)
     return {
         "balanced_accuracy": (hits / truth.count).nanmean(1),  # 0 / 0 where a class is absent
         "accuracy": hits.sum(1) / count,
-        "macro_f1": (2 * hits / (truth.count + said)).nanmean(1),
+        "macro_f1": (2 * hits / (truth.count + predicted)).nanmean(1),
         "auroc": _auroc(surprises, truth),
         "ece": gap.reshape(clients, BINS).abs().sum(1) / count,
         "loss": torch.bincount(truth.owner, losses, minlength=clients) / count,
@@ -164,9 +169,9 @@ def _classification(outputs: Tensor, y: Tensor, truth: _Truth) -> dict[str, Tens
 
 
 def confidence_and_surprise(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """max_c p_c, [labels], and -log p as float32, [labels, classes]: the scores that `auroc` ranks.
+    """Return max_c p_c, [labels], and -log p as float32, [labels, classes], by which `_auroc` ranks.
 
-    As logarithms they stay apart near p = 1.
+    Logarithms keep values near p = 1 distinct.
     """
     below = outputs.double()
     below = below - below.amax(1, keepdim=True)
@@ -175,24 +180,25 @@ def confidence_and_surprise(outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bin_of(confidence: Tensor) -> Tensor:
+    """Return the calibration bin of each confidence."""
     return (confidence * BINS).ceil().long().clamp(1, BINS) - 1
 
 
 def _auroc(surprises: Tensor, truth: _Truth) -> Tensor:
-    """By the rank sum: sum of the ranks of class c, less what it is if they are lowest, over the number of pairs.
+    """Compute the AUROC from rank sums: (ranks of class c - their minimum) / number of pairs.
 
-    Each cell is ranked by a sort of whole numbers made of (score, whether it is of the class); ties share their mean
-    rank. The bits of floats that are not negative sort as the floats do.
+    Each cell is ranked by sorting integers made of (score, whether the label is of the class); ties share their mean
+    rank. The bits of non-negative floats sort like the floats.
     """
     keys = np.empty(truth.is_class.size + 1, np.uint32)
     keys[:-1] = (surprises.numpy().view(np.uint32) << 1 | truth.is_class).ravel()
-    keys[-1] = 2**32 - 2  # of no class, and above all others
+    keys[-1] = 2**32 - 2  # of no class, and larger than all others
     line = keys.take(truth.places)
     start = 0
     for wide, rows in truth.width:
         line[start : start + wide * rows].reshape(rows, wide).sort(1)
         start += wide * rows
-    new = np.empty(len(line), bool)  # where it is not as the one before
+    new = np.empty(len(line), bool)  # where a value differs from the one before
     np.greater(line[1:] ^ line[:-1], 1, out=new[1:])
     new[truth.begin] = True
     starts = np.flatnonzero(new)

@@ -1,1 +1,1 @@
-"""From a configuration to rounds to a run folder."""
+"""Turn a configuration into rounds of training, and these into results and a run folder."""

@@ -1,4 +1,4 @@
-"""The end of a run, after its rounds and its local reference: what is made of them, in one place."""
+"""Conclude a run after its rounds and its local reference: gains, model cards and tables."""
 
 from __future__ import annotations
 
@@ -7,48 +7,62 @@ from typing import Any
 
 import numpy as np
 
-from coterie.engine.workers import Do
+from coterie.engine.fork_jobs import DoJobs
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import METRICS, mean
-from coterie.experiment import files
-from coterie.experiment.card import write_cards
-from coterie.experiment.folder import FORMAT, RunFolder
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
-from coterie.spans import timed
+from coterie.experiment.take_home.card import write_cards
+from coterie.profiling import timed
+from coterie.storage import files
+from coterie.storage.run_folder import FORMAT, RunFolder
 
 
 @timed("finish")
-def finish(result: Result, setup: Setup, out: Path | None, population: int | None = None, do: Do | None = None) -> None:
-    """Complete the rows of `result` and, with `out`, write what the run folder still lacks; the summary comes last.
+def finish(
+    result: Result, setup: Setup, out: Path | None, population: int | None = None, do: DoJobs | None = None
+) -> None:
+    """Complete the rows of `result` and, with `out`, write what the run folder still lacks; the tables come last.
 
-    `population` is the size of the federation where `setup` is that of one site. The cards are
-    written by `do`, if it is given.
+    Args:
+        result: the result of a run, with its local reference if there is one.
+        setup: what was run.
+        out: the run folder, or None to write nothing.
+        population: how many clients trained together, if `setup` is that of one site only.
+        do: runs the jobs that write the cards; by default, processes do.
     """
     if result.reference is not None:
         add_benefit(result, out)
     if out:
         write_cards(result, setup, out, population=population, do=do)
-        files.write_json(out / "summary.json", summary(result))
+        write_tables(result, out)
+
+
+def write_tables(result: Result, out: Path) -> None:
+    """Write clients.csv and summary.json, which mark a run as finished: a folder without them can be resumed."""
+    RunFolder(out).write_clients(result.clients)
+    files.write_json(out / "summary.json", summary(result))
 
 
 def add_benefit(result: Result, out: Path | None) -> None:
-    """Every client's gain over training alone, with its interval and verdict: in the rows, and as benefit.json."""
+    """Add every client's gain over training alone, its interval and verdict to the rows, and write benefit.json."""
     found = result.benefit()
     for row, mine in zip(result.clients, found.clients, strict=True):
         row[f"local_test_{result.metric}"] = mine["local"]
         row |= {key: mine[key] for key in ("gain", "low", "high", "verdict")}
     if out:
-        RunFolder(out).write_clients(result.clients)
         files.write_json(out / "benefit.json", found.to_json())
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """The selected round and the last; averages in which clients count alike, and by their test examples."""
+    """Return the content of summary.json: the selected round and the last, with plain and weighted averages.
+
+    In the plain average, clients count the same; in the weighted one, by their number of test examples.
+    """
     names = METRICS[result.task.kind]
     sizes = [row["test"] for row in result.clients]
     last = result.rounds[-1]["test"]
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "method": result.config.method,
         "selected_round": result.selected,
@@ -63,15 +77,15 @@ def summary(result: Result) -> dict[str, Any]:
         },
     }
     if result.g_and_p:
-        told["g_and_p"] = result.g_and_p
+        content["g_and_p"] = result.g_and_p
     if result.reference:
-        told["local"] = {name: result.reference.mean(name) for name in names}
-        told["local_weighted"] = {name: result.reference.mean(name, weighted=True) for name in names}
-        told["clients_better_than_alone"] = int((result.gains() > 0).sum())
-    return told
+        content["local"] = {name: result.reference.mean(name) for name in names}
+        content["local_weighted"] = {name: result.reference.mean(name, weighted=True) for name in names}
+        content["clients_better_than_alone"] = int((result.gains() > 0).sum())
+    return content
 
 
 def spread_of(result: Result) -> dict[str, float]:
-    """The fairness of the metric that selected the round."""
+    """Return how evenly the metric that selected the round is spread over clients."""
     values = np.array([row[f"test_{result.metric}"] for row in result.clients])
     return spread(values, np.array([row["test"] for row in result.clients], dtype=float), result.metric)

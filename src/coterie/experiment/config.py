@@ -1,10 +1,12 @@
-"""The configuration of a run: from a file, flags or keywords, with the data set's defaults, checked all at once."""
+"""Build the configuration of a run from a file, flags or keywords.
+
+The data set's defaults fill in what is not given, and everything is checked at once.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import tomllib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,29 +15,32 @@ from typing import Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from coterie.core.device import parse as parse_device
+from coterie.core.errors import ConfigError
+from coterie.core.optimizers import OPTIMIZERS
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
 from coterie.data.partition import check_spec
-from coterie.device import parse as parse_device
 from coterie.engine.peers import parse, read_edges
-from coterie.errors import ConfigError
 from coterie.evaluation import BETTER
 from coterie.experiment import silos as silo_settings
 from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
-from coterie.hyper import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
-from coterie.local import OPTIMIZERS
+from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.models import find_model
-
-# A setting may be called `schema`, although pydantic's models had a method of that name once.
-warnings.filterwarnings("ignore", message='Field name "schema" in "Config" shadows an attribute')
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
+# A setting may be called `schema`, although pydantic's models had a method of that name once. The warning comes when
+# the class is made; afterwards the filters are what they were.
+_usual_filters = warnings.catch_warnings()
+_usual_filters.__enter__()
+warnings.filterwarnings("ignore", message='Field name "schema" in "Config" shadows an attribute')
+
 
 class Config(BaseModel):
-    """What a run is. Every field is a key of the TOML file and, but for the two tables, a flag."""
+    """Describe a run completely. Every field is a key of the TOML file and, except for the two tables, a flag."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,69 +49,93 @@ class Config(BaseModel):
     data: str = Field(
         "synthetic-label-skew", description="which data set (`coterie data` lists them), or a file's path"
     )
-    data_dir: str | None = Field(None, description="where data sets lie; by default what COTERIE_DATA names")
-    partition: str | None = Field(None, description="how it is dealt out, such as iid, dirichlet:0.3, natural")
-    clients: int | None = Field(None, ge=1, description="number of clients it is dealt out to")
-    split: Literal["random", "published"] = Field("random", description="test on random examples or on the publishers'")
-    scaling: Literal["unit", "standard", "imagenet"] | None = Field(
-        None, description="images: 0 to 1, mean 0 and sd 1 a channel, or by ImageNet's; by default unit"
+    data_dir: str | None = Field(
+        None, description="folder with the data sets; by default the one that COTERIE_DATA names"
     )
-    image_size: int | None = Field(None, ge=8, le=1024, description="side of images read from folders; 224")
-    drop_duplicates: bool = Field(False, description="of examples that are identical, keep the first")
-    silos: list[str] | None = Field(None, description="instead of data: one CSV or Parquet file a site, or a folder")
-    target: str | None = Field(None, description="of silos: the column to predict, or a comparison such as num>0")
+    partition: str | None = Field(
+        None, description="how the data are divided among clients, such as iid, dirichlet:0.3, natural"
+    )
+    clients: int | None = Field(None, ge=1, description="number of clients that the data are divided among")
+    split: Literal["random", "published"] = Field(
+        "random", description="test on random examples or on the published test set"
+    )
+    scaling: Literal["unit", "standard", "imagenet"] | None = Field(
+        None, description="scale images to 0..1 (unit, the default), to mean 0 and sd 1 per channel, or as for ImageNet"
+    )
+    image_size: int | None = Field(None, ge=8, le=1024, description="side of images read from folders; by default 224")
+    drop_duplicates: bool = Field(False, description="of identical examples, keep only the first")
+    silos: list[str] | None = Field(
+        None, description="instead of data: one CSV or Parquet file per site, or a folder of them"
+    )
+    target: str | None = Field(None, description="for silos: the column to predict, or a comparison such as num>0")
     schema: str | None = Field(  # type: ignore[assignment]
-        None, description="of silos: what the sites agreed on, a file that `coterie data schema` wrote"
+        None, description="for silos: the schema the sites agreed on, a file written by `coterie data schema`"
     )
     columns: list[str] | None = Field(
-        None, description="of silos: the names of columns, if files have no header: a,b,c"
+        None, description="for silos: the column names, if the files have no header: a,b,c"
     )
-    missing: list[str] | None = Field(None, description="of silos: cells that mean a missing value (?,NA,NaN,null)")
+    missing: list[str] | None = Field(None, description="for silos: cells that mean a missing value (?,NA,NaN,null)")
     site_column: str | None = Field(
-        None, description="of silos: the column that names the site, if all are in one file"
+        None, description="for silos: the column that names the site, if all sites are in one file"
     )
     group: str | None = Field(
-        None, description="of silos: rows that agree here (a patient) stay on one side of a split"
+        None, description="for silos: a column (such as the patient); rows that agree in it stay on one side of a split"
     )
-    drop: list[str] | None = Field(None, description="of silos: columns to leave out: a,b,c")
-    regression: bool | None = Field(None, description="of silos: the target is a number; by default as it looks")
+    drop: list[str] | None = Field(None, description="for silos: columns to leave out: a,b,c")
+    regression: bool | None = Field(
+        None, description="for silos: the target is a number; by default judged by its values"
+    )
     class_weights: Literal["balanced"] | None = Field(
-        None, description="balanced: in training, every class of a client counts the same"
+        None, description="balanced: every class of a client counts the same in training"
     )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
-    head: str | None = Field(None, description="the model's layer that is its head; by default its last linear one")
+    head: str | None = Field(None, description="the layer that is the model's head; by default its last linear layer")
     rounds: int = Field(20, ge=1, description="communication rounds")
-    local_epochs: int = Field(1, ge=1, description="passes of each client over its data a round")
-    local_steps: int | None = Field(None, ge=1, description="minibatches a client and round, instead of local_epochs")
+    local_epochs: int = Field(1, ge=1, description="passes of each client over its data per round")
+    local_steps: int | None = Field(None, ge=1, description="minibatches per client and round, instead of local_epochs")
     batch_size: int = Field(32, ge=1, description="examples in a minibatch")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
-    clients_per_round: int | None = Field(None, ge=1, description="number of clients a round, instead of fraction")
-    clients_heard: int | None = Field(None, ge=1, description="of those that take part, how many are averaged")
+    clients_per_round: int | None = Field(None, ge=1, description="number of clients per round, instead of fraction")
+    clients_heard: int | None = Field(
+        None, ge=1, description="how many of the clients of a round are averaged; by default all"
+    )
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
-    holdout: float = Field(0.0, ge=0, lt=1, description="share of the clients kept out, and onboarded at the end")
-    seed: int = Field(0, ge=0, description="seeds data, initial model, minibatches and participation")
-    validation: float = Field(0.1, gt=0, description="share of each client's data to select the round on, or how many")
-    test: float = Field(0.3, gt=0, description="share of each client's data to report on, or how many examples")
-    evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds (and the last)")
-    select: str | None = Field(None, description="validation metric that selects the round; balanced_accuracy or rmse")
-    engine: Literal["auto", "loop", "stacked"] = Field("auto", description="where rounds run; auto measures")
-    compile: bool | None = Field(None, description="compile the training step; by default if it pays")
-    workers: int | None = Field(
-        None, ge=1, description="processes, or threads; by default as many as cores, if it pays"
+    holdout: float = Field(
+        0.0, ge=0, lt=1, description="share of the clients that are kept out, and onboarded at the end"
     )
-    device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps: where data and models are, and steps run")
-    bf16: bool = Field(False, description="products of training steps in bfloat16; parameters stay float32")
+    seed: int = Field(0, ge=0, description="seed of the data, initial model, minibatches and participation")
+    validation: float = Field(
+        0.1, gt=0, description="share of each client's data that selects the round, or how many examples"
+    )
+    test: float = Field(
+        0.3, gt=0, description="share of each client's data that results are reported on, or how many examples"
+    )
+    evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
+    select: str | None = Field(
+        None, description="validation metric that selects the round; by default balanced_accuracy or rmse"
+    )
+    engine: Literal["auto", "loop", "stacked"] = Field(
+        "auto", description="how clients are computed; auto measures which is fastest"
+    )
+    compile: bool | None = Field(None, description="compile the training step; by default if that is faster")
+    workers: int | None = Field(
+        None, ge=1, description="processes or threads; by default one per core, if that is faster"
+    )
+    device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps: where data and models are kept and steps run")
+    bf16: bool = Field(False, description="multiply in bfloat16 during training; parameters stay float32")
     memory: str = Field(
-        "2GB", description="most client state in memory at once, such as 500MB or 2GB; the rest is on disk"
+        "2GB", description="memory for the clients' state, such as 500MB or 2GB; the rest is kept on disk"
     )
     checkpoint_every: int = Field(
-        1, ge=1, description="write a checkpoint every so many rounds, and no more often than every two seconds"
+        1, ge=1, description="write a checkpoint every so many rounds, but at most every two seconds"
     )
-    reference: bool = Field(True, description="also train every client alone, to compare with")
-    report: bool = Field(True, description="write report.html, the run in pictures, at the end")
-    track: str | None = Field(None, description="also write each round to tensorboard, mlflow, or both (with a comma)")
+    reference: bool = Field(True, description="also train every client alone, for comparison")
+    report: bool = Field(True, description="write report.html, with figures of the run, at the end")
+    track: str | None = Field(
+        None, description="also log each round to tensorboard, mlflow, or both (separated by a comma)"
+    )
     hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
     optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw) and its settings")
 
@@ -137,7 +166,7 @@ class Config(BaseModel):
     @field_validator("columns", "missing", "drop", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
-        """A list, or text with commas, as it is typed."""
+        """Accept a list, or text with commas as it is typed on a command line."""
         given = [value] if isinstance(value, str) else value
         if not isinstance(given, list) or not all(map(_is_text, given)):
             return given
@@ -178,26 +207,31 @@ class Config(BaseModel):
         return value
 
     def plan(self) -> Plan:
+        """Return how many minibatches of which size a client draws in a round."""
         return Plan(self.batch_size, self.local_epochs, self.local_steps)
 
     def participants(self, clients: int) -> int:
+        """Return how many of `clients` take part in a round."""
         return self.clients_per_round or max(1, round(self.fraction * clients))
 
     def to_file(self) -> dict[str, Any]:
-        """What config.toml holds: of two settings that exclude each other, the one in force."""
+        """Return what config.toml holds: of two settings that exclude each other, only the one in force."""
         instead = {"local_epochs": self.local_steps, "fraction": self.clients_per_round}
         return self.model_dump(exclude={key for key, other in instead.items() if other is not None})
 
 
 TABLES = ("hyper", "optimizer")
-DEALING = (
+PARTITION_SETTINGS = (
     "partition",
     "clients",
     "split",
     "scaling",
     "image_size",
     "drop_duplicates",
-)  # of a data set, not yet dealt out
+)  # only for data sets that are not divided among clients yet
+
+
+_usual_filters.__exit__(None, None, None)
 
 
 def _is_text(value: Any) -> bool:
@@ -205,6 +239,11 @@ def _is_text(value: Any) -> bool:
 
 
 def parse_bytes(text: str) -> int:
+    """Return the number of bytes that text such as '500MB' or '2GB' means.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?B?)\s*", text.upper())
     if not match or match[1].count(".") > 1 or match[1] == ".":
         raise ValueError("give a size such as 500MB or 2GB")
@@ -212,20 +251,22 @@ def parse_bytes(text: str) -> int:
     return max(1, int(float(match[1]) * _UNITS.get(unit, 1)))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError([f"there is no file '{path}'"]) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError([f"'{path}' cannot be read as TOML: {error}"]) from error
-
-
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
-    """A checked configuration and its method. Raises one `ConfigError` with everything that is wrong.
+    """Check settings, fill in defaults, and build the method.
 
-    Defaults come from the setting first, if one is named, then from the data set, then from `Config`; the method's and
-    optimiser's own fill in the rest.
+    Defaults come first from the published setting, if one is named, then from the data set, then from `Config`. The
+    method's and the optimiser's own defaults fill in the rest.
+
+    Args:
+        values: settings by name; those that are None count as not given.
+        own_data: the data came from Python, so no data set of that name is looked up.
+        own_model: the model came from Python, so no model of that name is looked up.
+
+    Returns:
+        The configuration with its defaults, and the method.
+
+    Raises:
+        ConfigError: something is wrong; it lists every problem that was found.
     """
     problems: list[str] = []
     given = {key: value for key, value in values.items() if value is not None}
@@ -236,7 +277,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             base = dict(find_setting(str(given["setting"])).values)
         except ConfigError as error:
             problems += error.problems
-    base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in DEALING)}
+    base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in PARTITION_SETTINGS)}
     wanted = over(base, given)
     source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
     defaults = {} if source is None or own_data else dict(source.defaults)
@@ -254,13 +295,13 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
     named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
     problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
-    dealt = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
-    unused = [key for key in DEALING if getattr(config, key) != Config.model_fields[key].default]
+    divisible = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    unused = [key for key in PARTITION_SETTINGS if getattr(config, key) != Config.model_fields[key].default]
     if own_files:
         config = config.model_copy(update={"data": silo_settings.DATA})
-        dealt = False
-    if unused and not dealt:
-        problems.append(f"{', '.join(unused)}: {config.data} comes dealt out to its clients, so leave this out")
+        divisible = False
+    if unused and not divisible:
+        problems.append(f"{', '.join(unused)}: {config.data} is already divided among clients, so leave this out")
     if source is None and not own_data and not own_files and not is_path(config.data):
         problems.append(
             f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
@@ -310,10 +351,10 @@ def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:
 
 
 def flags(method: str) -> dict[str, tuple[str, str]]:
-    """{flag: (table, key)} of the settings that live in a table: the method's and the optimisers'."""
+    """Return {flag: (table, key)} for the settings that live in a table: the method's and the optimisers'."""
     try:
         cls, _ = find_method(method)
-    except ConfigError:  # it cannot be imported: `resolve` tells, with everything else that is wrong
+    except ConfigError:  # it cannot be imported: `resolve` reports that, with everything else that is wrong
         cls = None
     found: dict[str, tuple[str, str]] = {}
     for optimizer in OPTIMIZERS.values():
@@ -324,29 +365,8 @@ def flags(method: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def to_toml(values: Mapping[str, Any]) -> str:
-    """Flat keys first, then one table a dict; None is left out."""
-    lines = [
-        f"{key} = {_toml(value)}" for key, value in values.items() if value is not None and not isinstance(value, dict)
-    ]
-    for key, table in values.items():
-        if isinstance(table, dict) and table:
-            lines += ["", f"[{key}]", *(f"{name} = {_toml(value)}" for name, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{text}"'
-
-
 def _in_words(error: Any) -> str:
+    """Return one of pydantic's errors as a sentence that names the setting."""
     key = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         known = [*Config.model_fields]
@@ -356,7 +376,7 @@ def _in_words(error: Any) -> str:
 
 
 def default_out(config: Config) -> Path:
-    """`runs/METHOD-DATA-seedN`, numbered if it is taken."""
+    """Return `runs/METHOD-DATA-seedN`, with a number at the end if that folder exists."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{config.method}-{config.data}-seed{config.seed}")
     base = Path(os.environ.get("COTERIE_RUNS", "runs")) / safe
     path, number = base, 1

@@ -1,4 +1,4 @@
-"""What a report needs to know and a run otherwise forgets: who has which classes, and what the models make of examples.
+"""Keep what a report needs beyond the results: who has which classes, and the features that models compute.
 
 data.json               class names, and each client's examples by split and class
 features.safetensors    features [examples, width] of test examples by each client's own model, label, client
@@ -13,20 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import paged, rng
+from coterie.core import client_rows, rng
+from coterie.core.task import Task
+from coterie.core.tree import Params, Tree
 from coterie.data import Federation
 from coterie.data.federation import SplitName
-from coterie.experiment import files
-from coterie.experiment.folder import FORMAT
+from coterie.engine.engine import one_thread
 from coterie.experiment.result import Result
-from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.storage import files
+from coterie.storage.run_folder import FORMAT
 
-MOST = 800  # examples whose features are kept: t-SNE of so many takes a few seconds
-WIDEST = 4096  # features wider than this (a model without a narrow layer before its head) are not kept
+MAX_EXAMPLES = 500  # whose features are kept: t-SNE of this many takes a quarter of a second
+MAX_WIDTH = 4096  # wider features (of a model without a narrow layer before its head) are not kept
 
 
 def write_facts(result: Result, federation: Federation, out: Path) -> None:
+    """Write data.json and, if the model has features, features.safetensors into the run folder `out`."""
     files.write_json(out / "data.json", facts(federation))
     found = features(result, federation)
     if found is not None:
@@ -34,24 +36,30 @@ def write_facts(result: Result, federation: Federation, out: Path) -> None:
 
 
 def facts(federation: Federation) -> dict[str, Any]:
-    told: dict[str, Any] = {"format": FORMAT, "name": federation.name, "kind": federation.kind}
-    told["clients"] = list(federation.names)
+    """Return the content of data.json."""
+    found: dict[str, Any] = {"format": FORMAT, "name": federation.name, "kind": federation.kind}
+    found["clients"] = list(federation.names)
     parts: tuple[SplitName, ...] = ("train", "validation", "test")
-    told["sizes"] = {part: [len(split[part]) for split in federation.clients.values()] for part in parts}
+    found["sizes"] = {part: [len(split[part]) for split in federation.clients.values()] for part in parts}
     if federation.num_classes is not None and federation.y.ndim == 1:
         number = federation.num_classes
         names = federation.classes or range(number)
-        told["classes"] = [str(name) for name in names]
+        found["classes"] = [str(name) for name in names]
         y = federation.y.cpu().numpy()
-        told["counts"] = {
+        found["counts"] = {
             part: [np.bincount(y[split[part]], minlength=number).tolist() for split in federation.clients.values()]
             for part in parts
         }
-    return told
+    return found
 
 
+@one_thread()  # a client has few examples
 def features(result: Result, federation: Federation) -> Params | None:
-    """Of at most MOST test examples, as many of each client as of any other that has so many."""
+    """Return the features of up to MAX_EXAMPLES test examples, balanced across clients.
+
+    Returns:
+        Tensors "features", "client" and, for a classification, "label"; None if the model has no usable features.
+    """
     if result.task.head_module is None:
         return None
     positions = [split.test for split in federation.clients.values()]
@@ -59,14 +67,14 @@ def features(result: Result, federation: Federation) -> Params | None:
     for i, (name, share) in enumerate(zip(federation.names, _shares([len(own) for own in positions]), strict=True)):
         if not share:
             continue
-        params = own_model(result.task, paged.take(result.views, i))
+        params = own_model(result.task, client_rows.take(result.views, i))
         if params is None:
             return None
         draw = rng.generator(result.config.seed, "picture", name)
         chosen = torch.from_numpy(np.sort(draw.permutation(positions[i])[:share]))
         with torch.no_grad():
             z = result.task.features(params, federation.x[chosen]).cpu()
-        if z.ndim != 2 or z.shape[1] > WIDEST or not bool(torch.isfinite(z).all()):
+        if z.ndim != 2 or z.shape[1] > MAX_WIDTH or not bool(torch.isfinite(z).all()):
             return None
         found.append(z.float())
         labels.append(federation.y[chosen].cpu())
@@ -78,8 +86,11 @@ def features(result: Result, federation: Federation) -> Params | None:
 
 
 def own_model(task: Task, view: Tree) -> Params | None:
-    """The model in what a client deploys: the view itself, or its first part that is one or several (then the first,
-    which is the client's own); None if there is none."""
+    """Return the model within what a client deploys, or None if there is none.
+
+    It is the view itself, or the first part of it that is a model, or that is several models, of which the first is
+    the client's own.
+    """
     like = task.init()
     for part in [view, *(view if isinstance(view, tuple) else ())]:
         if not isinstance(part, dict) or part.keys() != like.keys():
@@ -96,8 +107,11 @@ def _one_of(several: Tensor, one: Tensor) -> bool:
 
 
 def _shares(sizes: list[int]) -> list[int]:
-    """How many of each client's examples: fair shares of MOST, where those with few leave room to the others."""
-    shares, left = [0] * len(sizes), MOST
+    """Return how many examples to take from each client: fair shares of MAX_EXAMPLES.
+
+    Clients with fewer examples than their share leave room for the others.
+    """
+    shares, left = [0] * len(sizes), MAX_EXAMPLES
     order = sorted(range(len(sizes)), key=lambda i: sizes[i])
     for rank, i in enumerate(order):
         shares[i] = min(sizes[i], left // (len(order) - rank))

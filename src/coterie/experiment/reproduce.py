@@ -1,7 +1,7 @@
-"""The papers' tables that can be run here: paper and measured side by side, with the number of seeds.
+"""Reproduce tables of papers: the paper's numbers and the measured ones side by side.
 
-Every entry is an ordinary run, in a folder of its own, so that a table that was stopped goes on where it was. Two
-numbers are measured: by the paper's own protocol (named in the table), and on test data at the round that validation
+Every entry is an ordinary run in a folder of its own, so a table that was stopped continues where it was. Two numbers
+are measured: one by the paper's own protocol, which the table names, and one on test data at the round that validation
 selected.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import ConfigError
-from coterie.experiment.files import read_json, write_json, write_text
+from coterie.core.errors import ConfigError
 from coterie.experiment.result import Result
 from coterie.experiment.run import Progress, Silent, run_setup
 from coterie.experiment.setup import prepare
-from coterie.hyper import suggest
+from coterie.methods.fields import suggest
+from coterie.storage.files import read_json, write_json, write_text
 
 Score = Callable[
     [Result, str], tuple[float, float]
@@ -29,6 +29,8 @@ Score = Callable[
 
 @dataclass(frozen=True)
 class Entry:
+    """Describe a line of a table: a method with its settings, and the paper's number."""
+
     label: str
     method: str
     paper: float | None  # percent
@@ -38,9 +40,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
+    """Describe a table of a paper, and how its numbers are measured."""
+
     title: str
     data: str
-    protocol: str  # how the paper's number is taken, in words
+    protocol: str  # how the paper's number is measured, in words
     score: Score
     entries: tuple[Entry, ...]
     settings: Mapping[str, Any]
@@ -50,14 +54,14 @@ class Table:
 
 
 def last_round(result: Result, which: str) -> tuple[float, float]:
-    """FedMAP's: balanced accuracy after the last round, each client counting alike."""
+    """Score by FedMAP's protocol: balanced accuracy after the last round, averaged over clients."""
     last = result.rounds[-1][f"{which}test"]["balanced_accuracy"]
     chosen = _chosen(result)[f"{which}test"]["balanced_accuracy"]
     return 100 * float(np.mean(last)), 100 * float(np.mean(chosen))
 
 
 def best_round(result: Result, which: str) -> tuple[float, float]:
-    """pFedBreD's: correct of all clients over examples of all clients, the maximum over rounds."""
+    """Score by pFedBreD's protocol: correct over all clients' test examples, the maximum over rounds."""
     sizes = [row["test"] for row in result.clients]
     every = [np.average(row[f"{which}test"]["accuracy"], weights=sizes) for row in result.rounds if "test" in row]
     chosen = np.average(_chosen(result)[f"{which}test"]["accuracy"], weights=sizes)
@@ -116,7 +120,7 @@ def _pfedbred(data: str, model: str, lam: float, papers: tuple[float, ...], minu
         minutes=minutes,
         note=(
             "All 100 clients train every round and 20 are averaged, as in the authors' code. The data follow their "
-            "generator, with draws of our own; MNIST keeps its wrong labels (see coterie.data.pfedbred)."
+            "generator, with draws of our own; MNIST keeps its wrong labels (see coterie.data.readers.pfedbred)."
         ),
     )
 
@@ -134,13 +138,16 @@ TABLES: dict[str, Table] = {
 
 @dataclass(frozen=True)
 class Row:
+    """Hold the paper's number and the measured ones for one line of a table."""
+
     label: str
     paper: float | None
-    protocol: list[float]  # a seed each
+    protocol: list[float]  # one per seed
     selected: list[float]
 
 
 def find_table(name: str) -> Table:
+    """Return the table of that name; raise `ConfigError`, with a suggestion, if there is none."""
     if name not in TABLES:
         raise ConfigError([f"there is no table '{name}'{suggest(name, TABLES)}; there are {', '.join(TABLES)}"])
     return TABLES[name]
@@ -149,7 +156,18 @@ def find_table(name: str) -> Table:
 def reproduce(
     name: str, out: Path, *, seeds: int | None = None, rounds: int | None = None, progress: Progress | None = None
 ) -> list[Row]:
-    """Run what is missing of a table under `out` and gather it. `seeds` and `rounds` shrink it, for a first look."""
+    """Run what is still missing of a table under `out`, and write table.md there.
+
+    Args:
+        name: the table's name.
+        out: the folder for the runs and the table.
+        seeds: fewer seeds than the table has, for a first look.
+        rounds: fewer rounds than the table has, for a first look.
+        progress: receives news of the runs.
+
+    Returns:
+        One row for each entry of the table.
+    """
     table, tell = find_table(name), progress or Silent()
     rows = []
     for entry in table.entries:
@@ -181,6 +199,7 @@ def _scores(
 
 
 def markdown(name: str, rows: list[Row]) -> str:
+    """Return the table as Markdown."""
     table = find_table(name)
     number = len(rows[0].protocol)
     today = datetime.date.today().isoformat()

@@ -1,4 +1,4 @@
-"""What a run gives back: every client's metrics and model, and the comparison with training alone."""
+"""Hold what a run returns: every client's metrics and model, and the comparison with training alone."""
 
 from __future__ import annotations
 
@@ -9,65 +9,83 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from coterie import paged, tree
-from coterie.errors import CoterieError
+from coterie.core import client_rows, tree
+from coterie.core.errors import CoterieError
+from coterie.core.task import Task
+from coterie.core.tree import Tree
 from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, sign_of
 from coterie.evaluation.metrics import METRICS, mean
 from coterie.experiment.config import Config
-from coterie.hyper import AnyMethod
-from coterie.spans import Profile
-from coterie.task import Task
-from coterie.tree import Tree
+from coterie.methods.fields import AnyMethod
+from coterie.profiling import Profile
 
 NO_REFERENCE = (
-    "this run has no local reference, so it cannot say who gains: run it again with reference=True "
+    "this run has no local reference, so it cannot tell who gains: run it again with reference=True "
     "(on the command line, without --no-reference)"
 )
 
 
 @dataclass
 class Result:
-    """`clients` and `rounds` are lists of plain rows: `pandas.DataFrame(result.clients)` is a frame of them."""
+    """Hold the results of a run.
+
+    `clients` and `rounds` are lists of plain dicts, so `pandas.DataFrame(result.clients)` makes a data frame.
+    """
 
     config: Config
     path: Path | None  # the run folder, if there is one
-    clients: list[dict[str, Any]]  # one row a client, at the selected round
-    rounds: list[dict[str, Any]]  # one row a round, with every client's metrics
+    clients: list[dict[str, Any]]  # one row per client, at the selected round
+    rounds: list[dict[str, Any]]  # one row per round, with every client's metrics
     selected: int  # the round that validation selected
-    metric: str  # what it selected by
+    metric: str  # the metric that selected it
     reference: Result | None  # local training at the same number of gradient steps
     task: Task
     method: AnyMethod
-    views: Any  # rows, of many clients `Paged`
-    predictions: Predictions  # of the test examples, at the selected round
+    views: Any  # what each client deploys, as rows; `Paged` if there are many clients
+    predictions: Predictions  # for the test examples, at the selected round
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
     server: Tree = ()  # at the selected round
-    onboarded: list[Result] = field(default_factory=list)  # one a client that was held out, at the end
-    profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was asked
+    onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round
+    profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was recorded
     _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def names(self) -> list[str]:
+        """Return the clients' names, in the order of the rows."""
         return [row["client"] for row in self.clients]
 
     def mean(self, metric: str | None = None, split: str = "test", *, weighted: bool = False) -> float:
-        """The average over clients at the selected round, each counting alike or, `weighted`, by its examples there.
+        """Return the average of a metric over clients at the selected round.
 
-        `split` is "test", "validation", or "last_test" (the last round). Clients without a value are left out.
+        Args:
+            metric: by default the one that selected the round.
+            split: "test", "validation", or "last_test" (the test metric after the last round).
+            weighted: clients count by their number of examples in the split, not all the same.
+
+        Returns:
+            The average over the clients that have a value.
         """
         sizes = [row[split.removeprefix("last_")] for row in self.clients] if weighted else None
         return mean([row[f"{split}_{metric or self.metric}"] for row in self.clients], sizes)
 
     def gains(self, metric: str | None = None) -> np.ndarray:
-        """[clients]: how much better than training alone (positive is better), at the selected rounds of both."""
+        """Return how much better each client is than alone, at the selected rounds of both; positive is better.
+
+        Raises:
+            CoterieError: there is no local reference, or no such metric.
+        """
         name = f"test_{self._named(metric)}"
         ours, alone = ([row[name] for row in result.clients] for result in (self, self._alone()))
         gains: np.ndarray = sign_of(self._named(metric)) * (np.array(ours) - np.array(alone))
         return gains
 
     def benefit(self, metric: str | None = None) -> Benefit:
-        """Who gains by taking part, who loses, and who cannot tell: see `coterie.evaluation.benefit`."""
+        """Judge who gains by taking part, who loses, and who is undecided: see `coterie.evaluation.benefit`.
+
+        Raises:
+            CoterieError: there is no local reference, or no such metric.
+        """
         name, alone = self._named(metric), self._alone()
         if name not in self._benefits:
             trial = measure(self.task, name, self.predictions, alone.predictions, self.names, seed=self.config.seed)
@@ -85,7 +103,7 @@ class Result:
         return metric or self.metric
 
     def bmta(self) -> float:
-        """FedAMP's best mean test accuracy: the maximum over rounds of the mean *test* accuracy.
+        """Return FedAMP's best mean test accuracy: the maximum over rounds of the mean *test* accuracy.
 
         It selects the round on test data, so it is optimistic; it is never shown unless asked for by this name.
         """
@@ -94,23 +112,28 @@ class Result:
         return max(mean(row["test"]["accuracy"]) for row in self.rounds if "test" in row)
 
     def view(self, client: str | int) -> Tree:
+        """Return what a client deploys, by its name or its number from 0; raise `CoterieError` for unknown names."""
         if isinstance(client, str) and client not in self.names:
             raise CoterieError(f"there is no client '{client}'; there are {', '.join(self.names)}")
-        return paged.take(self.views, self.names.index(client) if isinstance(client, str) else client)
+        return client_rows.take(self.views, self.names.index(client) if isinstance(client, str) else client)
 
     def model(self, client: str | int) -> nn.Module:
-        """A client's personalised model, as a module in evaluation mode: your own class where the view is one model."""
+        """Return a client's personalised model in evaluation mode.
+
+        It is an instance of your own class if the client deploys one model, and otherwise a `Deployed`.
+        """
         return as_module(self.task, self.method, self.view(client))
 
 
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:
+    """Return a module in evaluation mode that predicts as a client with this view does."""
     if isinstance(view, dict) and view.keys() == task.init().keys():
         return task.module(view)
     return Deployed(task, method, view).eval()
 
 
 class Deployed(nn.Module):
-    """A view that is more than one model: predicts as the method says."""
+    """Wrap a view that is more than one model; it predicts as the method does."""
 
     def __init__(self, task: Task, method: AnyMethod, view: Tree) -> None:
         super().__init__()

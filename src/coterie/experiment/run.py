@@ -1,4 +1,7 @@
-"""Running: rounds, evaluation, selection on validation, checkpoints, and going on after a stop."""
+"""Run an experiment: train, evaluate, select a round on validation data, write checkpoints.
+
+A run that was stopped is resumed from its last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +12,55 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie import paged
+from coterie.compute.availability import asked_for_plain
+from coterie.core import client_rows
+from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
+from coterie.core.toml import read_toml, to_toml
 from coterie.data import Federation
 from coterie.data.loading import is_known
-from coterie.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.evaluation.benefit import sign_of
-from coterie.evaluation.metrics import METRICS, mean, plain
-from coterie.experiment import files, picture, tracking
-from coterie.experiment.card import class_names
-from coterie.experiment.config import parse_bytes, read_toml, to_toml
-from coterie.experiment.finish import finish, summary
-from coterie.experiment.folder import RunFolder
-from coterie.experiment.journal import Journal
-from coterie.experiment.pick import Begin, pick_engine
+from coterie.evaluation.metrics import METRICS, mean, with_one_nan
+from coterie.experiment import report_data, tracking
+from coterie.experiment.conclude import finish, write_tables
+from coterie.experiment.config import parse_bytes
+from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
-from coterie.experiment.simulation import Simulation, State
-from coterie.hyper import AnyMethod
-from coterie.spans import Profile, each, recording, span, timed
+from coterie.experiment.simulation import Simulation
+from coterie.experiment.take_home.card import class_names
+from coterie.methods.fields import AnyMethod
+from coterie.profiling import Profile, each, recording, span, timed
+from coterie.storage import files
+from coterie.storage.journal import Journal
+from coterie.storage.run_folder import RunFolder
+from coterie.storage.state import State
 
 if TYPE_CHECKING:
-    from coterie.experiment.abreast import Seat
-from coterie.paged import Store
+    from coterie.engine import ClientRunner
+    from coterie.experiment.several.lockstep import RunThread
+from coterie.storage.paged_rows import Store
 
 
 class Progress(Protocol):
-    """Is told what happens; see `coterie.cli.progress`."""
+    """Receive news of a run as it proceeds; `coterie.cli.progress` shows it on a terminal."""
 
-    def say(self, text: str) -> None: ...
-    def start(self, label: str, done: int, rounds: int) -> None: ...
-    def round(self, record: dict[str, Any], metric: str) -> None: ...
-    def stop(self) -> None: ...
+    def say(self, text: str) -> None:
+        """Receive a remark, such as which engine was picked."""
+
+    def start(self, label: str, done: int, rounds: int) -> None:
+        """Receive the start of training: what is trained, the rounds done before, and all rounds."""
+
+    def round(self, record: dict[str, Any], metric: str) -> None:
+        """Receive the record of a round, and the metric that selects rounds."""
+
+    def stop(self) -> None:
+        """Receive the end of training, whether it was completed or not."""
 
 
 class Silent:
+    """Ignore all news of a run."""
+
     def say(self, text: str) -> None: ...
     def start(self, label: str, done: int, rounds: int) -> None: ...
     def round(self, record: dict[str, Any], metric: str) -> None: ...
@@ -62,12 +79,26 @@ def run(
 ) -> Result:
     """Train a federation and, for comparison, every client alone with the same number of gradient steps.
 
-    `settings` are the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...) and
-    the optimiser's (`optimizer="adam"`, `lr`, ...). `data` is the name of a data set, a `Federation`, or one (x, y)
-    pair of tensors or one `torch.utils.data.Dataset` a client; `model` a name, an `nn.Module`, or a factory. With
-    `out`, a run folder is written there. `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which has
-    all of these; what else is given counts instead of its own. Without one, the method is FedMAP and the data FedMAP's
-    label skew. With `profile`, the result's `profile` says where the time went, and `out` has a trace.json of it.
+    Args:
+        method: a method's name, or an instance; by default FedMAP.
+        data: the name of a data set, a `Federation`, or for each client an (x, y) pair of tensors or a
+            `torch.utils.data.Dataset`. By default, FedMAP's synthetic data with label skew.
+        model: a model's name, an `nn.Module`, or a factory that takes the input shape and the number of outputs.
+        out: where to write the run folder; without it, nothing is written.
+        progress: receives news of the run.
+        profile: record where the time goes. The result's `profile` then has it, and `out` gets a trace.json.
+        **settings: the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...)
+            and the optimiser's (`optimizer="adam"`, `lr`, ...). `setting="pfedvmp/fmnist-50c-dir0.3"` names a published
+            experiment, which provides all of these; what is given beside it takes precedence.
+
+    Returns:
+        Every client's metrics and model, and the comparison with training alone.
+
+    Raises:
+        ConfigError: settings are wrong; it lists every problem.
+        DataError: the data are missing or malformed.
+        CheckpointError: `out` already holds a run.
+        CoterieError: training diverged.
     """
     folder = Path(out) if out is not None else None
     with recording(profile) as recorded:
@@ -77,7 +108,7 @@ def run(
 
 
 def with_profile(result: Result, recorded: Profile | None) -> Result:
-    """The result with what was recorded, which is written too where there is a folder."""
+    """Add the recorded profile to the result, and write it to the run folder if there is one."""
     result.profile = recorded
     if recorded and result.path:
         RunFolder(result.path).write_trace(recorded)
@@ -91,30 +122,48 @@ def run_setup(
     progress: Progress | None = None,
     resuming: bool = False,
     report: bool = True,
-    seat: Seat | None = None,
+    thread: RunThread | None = None,
+    choices: Choices | None = None,
 ) -> Result:
-    """Run (or, where `out` holds its checkpoints, go on with) a setup, and then its local reference.
+    """Run a setup, then its local reference, and then whatever follows a run.
 
-    With `report`, and unless the configuration says no, report.html is written last. With a `seat`, it runs abreast
-    of others.
+    Args:
+        setup: what to run.
+        out: the run folder, or None to write nothing.
+        progress: receives news of the run.
+        resuming: `out` already holds this run; continue from its last checkpoint.
+        report: write report.html at the end, unless the configuration says not to.
+        thread: the thread of this run, if it runs in lockstep with others.
+        choices: engines already chosen for similar runs; those chosen here are added.
+
+    Returns:
+        The result, with the local reference in it unless the configuration says not to run one.
+
+    Raises:
+        ConfigError: a tracker is not installed, or has no folder to write to.
+        CheckpointError: `out` already holds a run and `resuming` is false, or it cannot be read.
+        CoterieError: training diverged.
     """
-    from coterie.experiment.onboard import onboard_held_out  # which runs newcomers by `execute`
+    from coterie.experiment.take_home.onboard import onboard_held_out  # which runs newcomers by `execute`
 
-    tell = progress or Silent()
+    tell, choices = progress or Silent(), choices or Choices()
+    asked_for_plain()  # complains of a wrong environment before anything is written
     tracking.check(setup.config.track, out)
     with span("run", run=setup.config.method):
-        result = execute(setup, out, tell, resume=resuming, seat=seat)
+        result = execute(setup, out, tell, resume=resuming, thread=thread, choices=choices)
     if setup.config.reference and setup.config.method != "local":
         alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
         with span("run", run="local"):
-            result.reference = execute(alone, beside, tell, resume=begun)
+            result.reference = execute(alone, beside, tell, resume=begun, choices=choices)
+        if beside:
+            write_tables(result.reference, beside)
     if out:
-        picture.write_facts(result, setup.federation, out)
-    finish(result, setup, out, do=seat.do if seat else None)
+        report_data.write_facts(result, setup.federation, out)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
+    finish(result, setup, out, do=thread.do if thread else None)
     if out and report and setup.config.report:
         write_report(out, [out], tell)
     return result
@@ -122,7 +171,10 @@ def run_setup(
 
 @timed("report")
 def write_report(out: Path, runs: list[Path], tell: Progress) -> None:
-    """report.html in `out`. A picture that fails costs no result: it is told of, and can be drawn again."""
+    """Write report.html into `out`.
+
+    If that fails, only a warning is given: the results are safe, and the report can be written again later.
+    """
     from coterie.report import write  # it reads folders only, so what follows a run can be repeated at any time
 
     begin = time.perf_counter()
@@ -142,20 +194,33 @@ def resume(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Go on with a run from its last intact checkpoint; a finished run is read back.
+    """Continue a run from its last intact checkpoint, or read back a finished one.
 
-    A run whose data or model was given in Python needs the same ones again. With `device`, it goes on there: a
-    checkpoint can be read everywhere.
+    Args:
+        path: the run folder.
+        data: the data, if they were given in Python; they must be the same again.
+        model: the model, if it was given in Python; it must be the same again.
+        device: continue on this device; by default on the one the run began on.
+        progress: receives news of the run.
+
+    Returns:
+        The result of the whole run.
+
+    Raises:
+        CheckpointError: `path` is not a run folder, its input files have changed, or all its checkpoints are damaged.
+        ConfigError: the data or the model came from Python and are not given.
     """
     path = Path(path)
     if (path / "deployment.json").exists():
-        raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' goes on with it")
+        raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' continues it")
     values = read_config(path)
     check_files(path)
     named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
         if value is None and not named[key]:
-            raise ConfigError([f"this run's {key} came from Python: go on with coterie.resume('{path}', {key}=...)"])
+            raise ConfigError(
+                [f"this run's {key} came from Python: resume it with coterie.resume('{path}', {key}=...)"]
+            )
         if value is not None:
             values[key] = value
     if device is not None:
@@ -165,7 +230,35 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
-def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, seat: Seat | None = None) -> Result:
+def execute(
+    setup: Setup,
+    out: Path | None,
+    tell: Progress,
+    *,
+    resume: bool,
+    thread: RunThread | None = None,
+    choices: Choices | None = None,
+) -> Result:
+    """Train for all rounds, and evaluate the selected round.
+
+    The run folder then lacks only its tables, clients.csv and summary.json, which mark it as finished; the caller
+    writes them (`conclude.write_tables`).
+
+    Args:
+        setup: what to run.
+        out: the run folder, or None to write nothing.
+        tell: receives news of the run.
+        resume: `out` already holds this run; continue from its last checkpoint.
+        thread: the thread of this run, if it runs in lockstep with others.
+        choices: engines already chosen for similar runs; the one chosen here is added.
+
+    Returns:
+        The result, without a local reference.
+
+    Raises:
+        CheckpointError: `out` already holds a run and `resume` is false, or all its checkpoints are damaged.
+        CoterieError: training diverged. As after Ctrl-C, all complete rounds are on disk then.
+    """
     config, federation = setup.config, setup.federation
     participants = config.participants(len(federation.names))
     store = Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None)
@@ -184,8 +277,8 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
     elif folder:
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
-    begun = Begin(setup, sim, folder, config.rounds - done)
-    engine = seat.engine(begun) if seat else pick_engine([begun], begun.probe, tell.say)
+    start = RunStart(setup, sim, folder, config.rounds - done)
+    engine: ClientRunner = thread.engine(start) if thread else pick_engine([start], start.probe, tell.say, choices)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
     standing = math.nan if best is None else _score(setup.metric, _at(records, best))
@@ -198,12 +291,12 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
             if number % config.evaluate_every == 0 or number == config.rounds:
                 with span("evaluate"):
                     found = sim.evaluate(number, engine)
-                    scores = {part: {m: plain(v) for m, v in by.items()} for part, by in found.items()}
+                    scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
                     score = _score(setup.metric, scores)
                     if best is None or _better(score, standing):
                         best, kept, standing = number, sim.state, score
             record = _record(number, outcome, federation) | scores
-            record["seconds"] = (time.perf_counter() - begin) / (seat.number if seat else 1)
+            record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
             records.append(record)
             journal.add(record, sim.state, best, kept, last=number == config.rounds)
             tracked.round(record)
@@ -242,9 +335,7 @@ def execute(setup: Setup, out: Path | None, tell: Progress, *, resume: bool, sea
         folder.write_predictions(predictions)
         models = partial(write_models, folder, result, federation, len(federation.names))
         with files.together(2 * len(federation.names)):
-            seat.do([models]) if seat else models()
-        folder.write_clients(result.clients)
-        files.write_json(folder.path / "summary.json", summary(result))
+            thread.do([models]) if thread else models()
     return result
 
 
@@ -260,7 +351,7 @@ def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]
 
 
 def _with_all_metrics(record: dict[str, Any], setup: Setup) -> dict[str, Any]:
-    """A run that began with an earlier version has not measured them all."""
+    """Fill in NaN for metrics that an earlier version, with which the run began, did not measure."""
     unknown = dict.fromkeys(METRICS[setup.task.kind], [math.nan] * len(setup.federation.names))
     parts = ("validation", "test", "global_validation", "global_test")
     return record | {part: unknown | record[part] for part in parts if part in record}
@@ -281,6 +372,14 @@ def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list
 
 @timed("write")
 def write_models(folder: RunFolder, result: Result, federation: Federation, population: int) -> None:
+    """Write each client's model, how to rebuild it, and how its table was prepared.
+
+    Args:
+        folder: the run folder.
+        result: has the models, as views.
+        federation: the clients in `result`, in the same order.
+        population: how many clients trained together.
+    """
     config = result.config
     for i, row in enumerate(result.clients):
         about = {
@@ -306,12 +405,13 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
                 "(x / 255 - mean) / std, channel by channel, and expects these."
             ),
         }
-        folder.write_model(row["client"], paged.take(result.views, i), about)
+        folder.write_model(row["client"], client_rows.take(result.views, i), about)
         if row["client"] in federation.preprocessing:
             folder.write_preprocessing(row["client"], dict(federation.preprocessing[row["client"]]))
 
 
 def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -> tuple[int | None, State | None]:
+    """Return the best round so far and the state after it, or None for both."""
     if best is None or best == done:
         return best, like if best is not None else None
     try:
@@ -325,16 +425,17 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 def _better(new: float, old: float) -> bool:
-    """Strictly better, so that ties go to the earlier round."""
+    """Return whether `new` is strictly better, so that ties go to the earlier round."""
     return new > old or (math.isnan(old) and not math.isnan(new))
 
 
 def _score(metric: str, record: dict[str, Any]) -> float:
-    """What rounds are selected by: the higher, the better."""
+    """Return the number that rounds are selected by, of which higher is better."""
     return sign_of(metric) * mean(record["validation"][metric])
 
 
 def local_like(method: AnyMethod) -> AnyMethod:
+    """Return local training with the optimiser of `method`."""
     from coterie.methods import Local
 
     optimizer = getattr(method, "optimizer", None)
@@ -342,6 +443,7 @@ def local_like(method: AnyMethod) -> AnyMethod:
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """Read config.toml of a run folder; raise `CheckpointError` if `path` is not one."""
     if not (path / "config.toml").exists():
         raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
     return read_toml(path / "config.toml")

@@ -1,28 +1,34 @@
-"""The examples that clients are scored on: found, labelled and made numbers of once, and not in every round."""
+"""Gather, once for all rounds, the examples that clients are scored on, with their labels and decoded inputs."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from coterie.compute.cpu import cores
+from coterie.compute.inference import faster_inference
+from coterie.core.task import Task
+from coterie.core.tree import Tree
 from coterie.data.federation import Federation, SplitName
 from coterie.evaluation import Predictions, Scorer, Scores
-from coterie.task import Task
-from coterie.tree import Tree
 
 PARTS: tuple[SplitName, ...] = ("validation", "test")
-EVALUATION_BYTES = 64 * 2**20  # of inputs that are kept as the model sees them
-LITTLE = 1e9  # floating-point operations that are done sooner here than shared out among processes
-CALL = 5e6  # as many as could be done while one client's model is called
+EVALUATION_BYTES = 256 * 2**20  # of inputs that are kept decoded, as the model sees them
+INLINE_FLOPS = 1e10  # up to this much work, evaluating here is faster than padding and dispatching to workers
+SINGLE_THREAD_FLOPS = 5e8  # up to this much work, one thread is done before another has started
+MAX_CALLED_CLIENTS = 200  # up to this many models are called one after another; more are stacked
+CALL_FLOPS = 5e6  # that could be done in the time that calling one client's model takes
 
 
 class Examples:
-    """Every client's validation examples and then its test examples, client after client."""
+    """Hold each client's validation examples and then its test examples, client after client."""
 
     def __init__(self, federation: Federation, task: Task) -> None:
         self.federation, self.task = federation, task
@@ -32,10 +38,10 @@ class Examples:
         owner = torch.arange(len(sizes)).repeat_interleave(sizes)
         y = federation.y[self._index.to(federation.y.device)]
         self.scorer = Scorer(task, y, owner, len(sizes))
-        self._little: dict[str, bool] = {}
+        self._work: dict[str, float] = {}  # floating-point operations
 
     def score(self, outputs: Tensor) -> dict[str, Scores]:
-        """By part; `outputs` are of all examples."""
+        """Return the clients' metrics by part, from the outputs for all examples."""
         scores = self.scorer(outputs)
         return {
             str(part): {metric: values[k :: len(PARTS)] for metric, values in scores.items()}
@@ -43,12 +49,13 @@ class Examples:
         }
 
     def predictions(self, outputs: Tensor, part: SplitName) -> Predictions:
+        """Return the outputs for one part, with labels and owners, from the outputs for all examples."""
         owner = self.scorer.owner
         own = owner % len(PARTS) == PARTS.index(part)
         return Predictions(outputs.cpu()[own], self.scorer.y[own], owner[own] // len(PARTS))
 
-    def laid(self, results: list[tuple[list[int], Tree]]) -> Tensor:
-        """The outputs of `Engine.map`, which are filled up to the longest client of a chunk, part by part."""
+    def from_results(self, results: list[tuple[list[int], Tree]]) -> Tensor:
+        """Lay out the results of `Engine.map` in our order, without the padding to a chunk's longest client."""
         rows = {i: (chunk, row) for group, chunk in results for row, i in enumerate(group)}
         parts = []
         for number, part in enumerate(self._parts):
@@ -58,25 +65,63 @@ class Examples:
 
     @functools.cached_property
     def x(self) -> list[Tensor]:
-        """Each client's inputs, as the model sees them: tensors of their own, since products round by how they lie in
-        memory, and a client's metrics are its own, whoever else is here."""
+        """Return each client's inputs, decoded.
+
+        Each is a tensor of its own: how products round depends on the layout in memory, and a client's metrics must
+        not depend on the other clients.
+        """
         x, decode = self.federation.x, self.task.decode or (lambda raw: raw)
         sizes = [len(a) + len(b) for a, b in zip(self._parts[0::2], self._parts[1::2], strict=True)]
         return [decode(x[own.to(x.device)]) for own in torch.split(self._index, sizes)]
 
-    def fit(self) -> bool:
-        """Whether the inputs are few enough to be kept, and the clients to be called one after another."""
+    def fits(self) -> bool:
+        """Return whether there are few enough inputs to keep, and few enough clients to call one after another."""
         numbers = self.federation.x[0].numel() * 4 * len(self._index)  # as float32, whatever they are stored as
-        return numbers <= EVALUATION_BYTES and len(self._parts) / len(PARTS) * CALL <= LITTLE
+        return numbers <= EVALUATION_BYTES and len(self._parts) <= len(PARTS) * MAX_CALLED_CLIENTS
 
-    def little(self, what: str, predict: Callable[[Tensor], Tensor]) -> bool:
-        """Whether to evaluate `what` all models say is so little work that it is best done on the spot.
+    def is_inline(self, what: str, predict: Callable[[Tensor], Tensor]) -> bool:
+        """Return whether evaluating all models is so little work that running inline beats dispatching to workers.
 
-        It is counted, and not timed, so that it is the same every time and on every machine.
+        The work is counted, not timed, so that the answer is the same every time and on every machine.
+
+        Args:
+            what: names the models, so that the work is counted only once.
+            predict: calls one of them.
         """
-        if what not in self._little:
+        if what not in self._work:
             with FlopCounterMode(display=False) as counter:
                 predict(self.x[0][:1])
-            work = counter.get_total_flops() * len(self._index) + CALL * len(self.x)
-            self._little[what] = work <= LITTLE
-        return self._little[what]
+            self._work[what] = counter.get_total_flops() * len(self._index) + CALL_FLOPS * len(self.x)
+        return self._work[what] <= INLINE_FLOPS
+
+    def outputs(self, what: str, predict: Callable[[Task, int, Tensor], Tensor]) -> Tensor:
+        """Return the outputs for all clients' inputs, end to end; threads share the work if there is enough of it.
+
+        Each client is one call, whichever thread makes it, so threads do not change a bit of the outputs. Each thread
+        has a task of its own, since calling a module with given parameters changes the module meanwhile.
+
+        Args:
+            what: names the models, as for `is_inline`, which must have been called before.
+            predict: takes a task, a client's number and its inputs.
+        """
+        if self._work[what] <= SINGLE_THREAD_FLOPS or cores() == 1 or not self.x[0].is_cpu:
+            with faster_inference():
+                return torch.cat([predict(self.task, i, x) for i, x in enumerate(self.x)])
+        free = self._tasks.copy()
+
+        def call(i: int) -> Tensor:
+            task = free.pop()
+            try:
+                with faster_inference():  # it is set for each thread
+                    return predict(task, i, self.x[i])
+            finally:
+                free.append(task)
+
+        largest_first = sorted(range(len(self.x)), key=lambda i: -len(self.x[i]))
+        with ThreadPoolExecutor(len(free)) as pool:
+            found = dict(zip(largest_first, pool.map(call, largest_first), strict=True))
+        return torch.cat([found[i] for i in range(len(self.x))])
+
+    @functools.cached_property
+    def _tasks(self) -> list[Task]:
+        return [self.task, *(copy.deepcopy(self.task) for _ in range(cores() - 1))]

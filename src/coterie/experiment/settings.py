@@ -1,6 +1,6 @@
-"""Published experiments by name: one TOML file each, under `coterie/settings/PAPER/NAME.toml`.
+"""Find published experiments by name. Each is a TOML file, `coterie/settings/PAPER/NAME.toml`.
 
-A setting is a layer of values, above the defaults of its data set and below what the user says.
+The values of a setting override the defaults of its data set, and what the user gives overrides them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from coterie.errors import ConfigError
-from coterie.hyper import suggest
+from coterie.core.errors import ConfigError
+from coterie.methods.fields import suggest
 
-# One is given instead of the other.
+# Pairs of settings of which only one can be given.
 RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round", "data": "silos"}
 WORDS = ("about", "paper", "table")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`values` are keys of `Config`; `about` says what is the paper's and what is not."""
+    """Hold a published experiment: `values` are keys of `Config`; `about` says which of them are the paper's own."""
 
     about: str
     paper: str
@@ -32,20 +32,21 @@ class Setting:
 
 @cache
 def settings() -> dict[str, Setting]:
-    """All settings by name, PAPER/NAME, sorted."""
+    """Return all settings by name, PAPER/NAME, in alphabetical order."""
     found = {}
     papers = [folder for folder in files("coterie").joinpath("settings").iterdir() if folder.is_dir()]
     for folder in papers:
         for file in folder.iterdir():
             if file.name.endswith(".toml"):
-                told = tomllib.loads(file.read_text(encoding="utf-8"))
-                values = {key: value for key, value in told.items() if key not in WORDS}
-                words = {key: told[key] for key in WORDS}
+                content = tomllib.loads(file.read_text(encoding="utf-8"))
+                values = {key: value for key, value in content.items() if key not in WORDS}
+                words = {key: content[key] for key in WORDS}
                 found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = Setting(**words, values=values)
     return dict(sorted(found.items()))
 
 
 def find_setting(name: str) -> Setting:
+    """Return the setting of that name; raise `ConfigError`, with a suggestion, if there is none."""
     known = settings()
     if name not in known:
         raise ConfigError([f"there is no setting '{name}'{suggest(name, known)}; 'coterie data settings' lists them"])
@@ -53,15 +54,15 @@ def find_setting(name: str) -> Setting:
 
 
 def named_by(setting: Any, key: str, default: str) -> str:
-    """What a setting, if there is one of that name, has for `key` (method, data)."""
+    """Return a setting's value for `key` (method, data), or `default` if there is no such setting or value."""
     found = settings().get(setting) if isinstance(setting, str) else None
     return default if found is None else str(found.values.get(key, default))
 
 
 def over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`upper`, and what it leaves open from `lower`.
+    """Return the values of `upper`, and those of `lower` for what it leaves open.
 
-    Where two keys exclude each other, the upper one counts. A method's hyper-parameters do not carry over to another
+    If two keys exclude each other, the one in `upper` counts. A method's hyper-parameters do not carry over to another
     method, nor an optimiser's to another optimiser.
     """
     values = {**lower, **upper}

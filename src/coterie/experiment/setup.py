@@ -1,4 +1,4 @@
-"""Setting up: everything a run needs is resolved, checked and built before anything trains."""
+"""Resolve, check and build everything that a run needs before anything trains."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from coterie import device, rng
+from coterie.core import device, rng
+from coterie.core.errors import ConfigError
+from coterie.core.task import Task, make_task
 from coterie.data import Federation, from_clients, load
-from coterie.data.silos import load_silos
+from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
-from coterie.errors import ConfigError
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment.config import DEALING, TABLES, Config, flags, resolve
+from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
-from coterie.hyper import AnyMethod, name_of, values_of
+from coterie.methods.fields import AnyMethod, name_of, values_of
 from coterie.models import find_model
-from coterie.spans import timed
-from coterie.task import Task, make_task
+from coterie.profiling import timed
 
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
 Data = str | Federation | Sequence[Client] | Mapping[str, Client]
@@ -33,7 +33,7 @@ Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """All that a run needs, checked and built before anything trains."""
+    """Hold all that a run needs, checked and built."""
 
     config: Config
     method: AnyMethod
@@ -44,7 +44,7 @@ class Setup:
     held_out: Federation | None = None  # clients that take no part
 
     def with_method(self, method: AnyMethod) -> Setup:
-        """The same splits, model and schedule with another method."""
+        """Return the same splits, model and schedule with another method."""
         settings = {"method": name_of(method), "hyper": values_of(method)}
         settings["optimizer"] = optimizer_values(method) or self.config.optimizer
         config = self.config.model_copy(update=settings)
@@ -59,7 +59,15 @@ def prepare(
     model: Model | None = None,
     **settings: Any,
 ) -> Setup:
-    """Resolve and check everything; raises `ConfigError` or `DataError` in words."""
+    """Resolve settings, load the data, and build the method, model and topology; see `coterie.run` for the arguments.
+
+    Returns:
+        All that `run_setup` needs.
+
+    Raises:
+        ConfigError: settings are wrong, or do not suit the data; it lists every problem.
+        DataError: the data are missing or malformed.
+    """
     if method is None:
         method = named_by(settings.get("setting"), "method", Config.model_fields["method"].default)
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
@@ -70,7 +78,7 @@ def prepare(
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
         given = [key for table in TABLES for key in values.get(table, {})]
         raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
-    absent = device.missing(values["device"]) if device.is_known(values.get("device")) else None
+    absent = device.unavailable_reason(values["device"]) if device.is_known(values.get("device")) else None
     try:
         config, built = resolve(values, own_data=own_data, own_model=own_model)
     except ConfigError as error:
@@ -91,7 +99,7 @@ def prepare(
 
 
 def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
-    """What can only be checked with the data at hand, all of it at once."""
+    """Build the task and find the metric, and check at once all that can only be checked with the data at hand."""
     problems = []
     if config.participants(len(federation.names)) > len(federation.names):
         problems.append(
@@ -118,7 +126,7 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
 
 
 def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `Config` stay; hyper-parameters of the method and of the optimisers go to their tables."""
+    """Move hyper-parameters of the method and of the optimisers to their tables; keys of `Config` stay."""
     tables = {flag[2:].replace("-", "_"): place for flag, place in flags(method).items()}
     values: dict[str, Any] = {}
     for key, value in settings.items():
@@ -135,7 +143,7 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_federation(config: Config) -> Federation:
-    """The federation that a configuration names."""
+    """Load the federation that a configuration names."""
     return _federation(config, None)
 
 
@@ -150,13 +158,22 @@ def _without_weights(config: Config, data: Data | None) -> Federation:
     if config.silos:
         return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
     if isinstance(data, str | None):
-        dealing: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *DEALING)}
-        return load(config.data, config.seed, config.validation, config.test, **dealing)
+        division: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *PARTITION_SETTINGS)}
+        return load(config.data, config.seed, config.validation, config.test, **division)
     return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
 
 
 def hold_out(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation | None]:
-    """(who takes part, who does not): a random choice that goes by name. At least one of each, if `share` is not 0."""
+    """Hold a random share of the clients out of a run.
+
+    Who is held out depends on the clients' names and `seed`, not on their order.
+
+    Returns:
+        The clients that take part, and those that do not: at least one, or None if `share` is 0.
+
+    Raises:
+        ConfigError: nobody would be left to take part.
+    """
     if not share:
         return federation, None
     number = max(1, round(share * len(federation.names)))
@@ -183,9 +200,11 @@ def _module(model: Any, federation: Federation) -> nn.Module:
 
 
 def num_outputs(federation: Federation) -> int:
+    """Return how many outputs a model needs: one per class or, in a regression, per target value."""
     return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
 
 
 def optimizer_values(method: AnyMethod) -> dict[str, Any]:
+    """Return the name and settings of a method's optimiser, or {} if it has none."""
     optimizer = getattr(method, "optimizer", None)
     return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}

@@ -1,4 +1,4 @@
-"""The settings of a run on sites' own files: which go together, and what they mean for `coterie.data.silos`."""
+"""Check the settings of a run on sites' own files, and turn them into options of `coterie.data.tables.silos`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.data.silos import Silos, sha256
-from coterie.data.tables import MISSING
-from coterie.errors import CheckpointError
-from coterie.experiment import files
+from coterie.core.errors import CheckpointError
+from coterie.data.tables.reading import MISSING
+from coterie.data.tables.silos import Silos, sha256
+from coterie.storage import files
 
-DATA = "silos"  # what a run on sites' own files has for the name of its data set
+DATA = "silos"  # the name of the data set in a run on sites' own files
 ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".data", ".txt")
 OPTIONS = ("target", "schema", "columns", "missing", "site_column", "group", "drop", "regression")
 
-# Small sites: short rounds, so that sites hear of each other before they overfit.
+# Sites are small, so rounds are short: sites learn from each other before they overfit.
 DEFAULTS: dict[str, Any] = {
     "model": "tabular",
     "rounds": 30,
@@ -27,7 +27,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
-    """The files meant by paths, globs and folders, absolute, so that the run can be gone on with from anywhere."""
+    """Return the files that paths, globs and folders stand for.
+
+    The paths are absolute, so that the run can be resumed from any folder.
+
+    Raises:
+        ValueError: there is no such file, or a folder has none.
+    """
     found: list[str] = []
     for path in paths:
         if Path(path).is_dir():
@@ -45,7 +51,7 @@ def find_files(paths: Sequence[str]) -> list[str]:
 
 
 def misuses(given: Mapping[str, Any]) -> list[str]:
-    """Settings that do not go together, in words."""
+    """Return a sentence for each problem with settings that exclude or need each other."""
     if not given.get("silos"):
         return [f"{key} is for data files: name them with silos" for key in OPTIONS if given.get(key) is not None]
     problems = []
@@ -65,6 +71,7 @@ def misuses(given: Mapping[str, Any]) -> list[str]:
 
 
 def options(config: Any) -> Silos:
+    """Return the options for reading the files that a configuration names."""
     return Silos(
         tuple(config.silos),
         target=config.target,
@@ -79,12 +86,13 @@ def options(config: Any) -> Silos:
 
 
 def record_files(run: Path, hashes: Mapping[str, str]) -> None:
+    """Write the hashes of the files that a run reads to files.json, if there are any."""
     if hashes:
         files.write_json(run / "files.json", {"sha256": dict(hashes)})
 
 
 def check_files(run: Path) -> None:
-    """A run goes on with the files it began with, or not at all."""
+    """Raise `CheckpointError` unless the files that a run began with are still the same."""
     if not (run / "files.json").exists():
         return
     for file, recorded in files.read_json(run / "files.json")["sha256"].items():

@@ -1,8 +1,7 @@
-"""A federation in memory: server (or the peers' copies of it), clients, and what happens in a round."""
+"""Simulate a federation in memory: the server (or the peers' copies of it), the clients, and a round of training."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -13,41 +12,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import paged, rng, tree
-from coterie.batches import Batches
-from coterie.conv import FewChannelConvolution
+from coterie.compute.inference import faster_if_alone
+from coterie.core import client_rows, rng, tree
+from coterie.core.batches import Batches
+from coterie.core.device import on
+from coterie.core.errors import CoterieError
+from coterie.core.method import Info, Population
+from coterie.core.task import Task
+from coterie.core.tree import Params, Tree
 from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
-from coterie.device import on
-from coterie.engine import Central, Engine, Place, in_order
+from coterie.engine import Central, ClientRunner, Place, Rows, in_order
 from coterie.engine.engine import one_thread, threads_for
-from coterie.engine.team import Rows
-from coterie.errors import CoterieError
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
-from coterie.experiment.examples import PARTS, Examples
-from coterie.hyper import AnyMethod
-from coterie.method import Info, Population
-from coterie.native import own_products
-from coterie.paged import Paged, Store
-from coterie.spans import span, timed
-from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.experiment.scored_examples import PARTS, Examples
+from coterie.methods.fields import AnyMethod
+from coterie.profiling import span, timed
+from coterie.storage.paged_rows import Paged, Store
+from coterie.storage.state import State
 
-PIECE = 12 * 2**20  # bytes of what a layer makes of the examples that are evaluated at once: more leave the cache
-PASSES = 10_000_000  # of an example through a client's model, in a global test
-POOL = "evaluate on the pool"  # of all clients' test examples
-POOLED = 500_000  # of them whose outputs are held at once
-
-
-class State(NamedTuple):
-    """All that changes from round to round; a tree, so that a checkpoint is one file."""
-
-    server: Tree  # among peers: leaves [clients, ...], one copy each
-    clients: Any  # leaves [clients, ...]; or the same as rows that are `Paged`
+ACTIVATION_BYTES = 12 * 2**20  # of one layer's outputs for the examples evaluated at once; more leave the cache
+MAX_POOLED_PREDICTIONS = 10_000_000  # in a global test: examples times the clients' models that predict them
+POOL_PURPOSE = "evaluate on the pool"  # that is, on the test examples of all clients
+POOLED_OUTPUTS_AT_ONCE = 500_000  # of these predictions, how many are in memory at once
 
 
 class Round(NamedTuple):
+    """Report who took part in a round, what their updates and the server measured, and the traffic."""
+
     participants: list[int]
     info: Info  # leaves [participants]
     server_info: Info
@@ -57,16 +50,18 @@ class Round(NamedTuple):
 
 @dataclass
 class Simulation:
+    """Hold a federation's state, train it round by round, and evaluate it."""
+
     method: AnyMethod
     task: Task
     federation: Federation
     plan: Plan
-    participants: int  # clients a round
+    participants: int  # clients per round
     seed: int
     state: State
     place: Place = field(default_factory=Central)  # where messages are combined
-    heard: int | None = None  # of those that take part, how many are aggregated; None: all
-    store: Store | None = None  # where rows of many clients are; None: in memory
+    heard: int | None = None  # how many participants are aggregated; None: all
+    store: Store | None = None  # keeps the rows of many clients; None: they are in memory
 
     @classmethod
     def start(
@@ -81,7 +76,22 @@ class Simulation:
         place: Place | None = None,
         store: Store | None = None,
     ) -> Simulation:
-        paged.keep_memory()
+        """Make the initial state of the server and of every client.
+
+        Args:
+            method: the method.
+            task: the model and its loss.
+            federation: the clients' data.
+            plan: the minibatches of a client's local update.
+            participants: clients per round.
+            seed: seeds participation, minibatches and whatever else is random.
+            params: the initial model; by default the task's.
+            place: where messages are combined; by default one server.
+            store: keeps the rows of many clients; by default they are in memory.
+
+        Returns:
+            A simulation before its first round.
+        """
         params = tree.map(lambda leaf: leaf.to(federation.x.device), task.init() if params is None else params)
         size = len(federation.names)
         place = place or Central()
@@ -100,42 +110,54 @@ class Simulation:
         return torch.tensor(self._everyone, device=self.federation.x.device)
 
     def sample(self, round: int) -> list[int]:
-        """The clients of a round."""
+        """Return the clients that take part in a round, by number."""
         return self._smallest(self._everyone, self.participants, "participation", round)
 
     def _smallest(self, ids: list[int], size: int, purpose: str, round: int) -> list[int]:
-        """A random choice: each client draws a number of its own; the smallest are chosen, whatever their order."""
+        """Choose `size` clients at random: each draws a number by its name, and those with the smallest are chosen."""
         if size >= len(ids):
             return ids
         tickets = rng.seeds_of((self.seed, purpose, round), [self.federation.names[i] for i in ids])
         return sorted(ids[k] for k in tickets.argsort(kind="stable")[:size])
 
-    def train(self, round: int, engine: Engine) -> Round:
-        """One round: dispatch, local updates, aggregate. The state is replaced only when all of it has worked."""
+    def train(self, round: int, engine: ClientRunner) -> Round:
+        """Run a round: dispatch, local updates, aggregation.
+
+        Args:
+            round: its number, from 1.
+            engine: computes the clients' updates.
+
+        Returns:
+            Who took part, and what was measured.
+
+        Raises:
+            CoterieError: training diverged. The state is then what it was before the round.
+        """
         ids = self.sample(round)
-        with own_products(engine.compiled):
-            down, rows_of = self._work(round, ids)
+        down, rows_of = self._work(round, ids)
         results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
-        # A second thread, once woken, keeps a worker's core busy for milliseconds: for little work, there is none.
-        little = threads_for(tuple(rows for _, rows in results))
-        with little, on(self.federation.x.device), own_products(engine.compiled):
+        # A second thread, once woken, keeps a worker's core busy for milliseconds, so little work gets none.
+        threads = threads_for(tuple(rows for _, rows in results))
+        with threads, on(self.federation.x.device):
             clients, ups, info = in_order(results, ids)
             self._check(round, ids, ups, info)
             at = self._at(ids)
-            heard, said = at, ups
+            heard, messages = at, ups
             if self.heard is not None:
                 those = self._smallest(ids, self.heard, "hearing", round)
-                heard, said = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
-            server = self.place.aggregate(self.method, self.state.server, heard, said)
+                heard, messages = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
+            server = self.place.aggregate(self.method, self.state.server, heard, messages)
             server_info = self.place.info(self.method, server)
-            self.state = State(server, paged.put(self.state.clients, at, clients))
+            self.state = State(server, client_rows.put(self.state.clients, at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     @timed("evaluate")
-    def evaluate(self, round: int, engine: Engine) -> dict[str, Scores]:
-        """Every client's validation and test metrics of the model it would deploy now (P).
+    def evaluate(self, round: int, engine: ClientRunner) -> dict[str, Scores]:
+        """Measure the model that each client would deploy now (P) on its validation and test examples.
 
-        Where the method has one model for everybody too (G), its metrics on the same examples have the prefix global_.
+        Returns:
+            Metrics by part, "validation" and "test". If the method also has one model for everybody (G), its metrics
+            on the same examples are in "global_validation" and "global_test".
         """
         shared = self._shared()
         with one_thread():
@@ -146,18 +168,21 @@ class Simulation:
         return scores
 
     @timed("evaluate")
-    def predictions(self, round: int, engine: Engine) -> Predictions:
-        """What every client's model says of its own test examples: what `evaluate` scores."""
+    def predictions(self, round: int, engine: ClientRunner) -> Predictions:
+        """Return the outputs of every client's model for its own test examples, which `evaluate` scores."""
         with one_thread():
             return self._examples.predictions(self._own_outputs(round, engine), "test")
 
     @timed("evaluate")
-    def both_tests(self, round: int, engine: Engine) -> dict[str, Any]:
-        """pFedBreD's protocol, where the method has a model for everybody (G) beside the clients' own (P); else {}.
+    def both_tests(self, round: int, engine: ClientRunner) -> dict[str, Any]:
+        """Run pFedBreD's two tests, if the method has a model for everybody (G) beside the clients' own (P).
 
-        Global test: a model on the test examples of all clients, pooled; of P, the mean over clients. Local test: on
-        the client's own, averaged over clients by their number. At most `PASSES` examples pass through the clients'
-        models: beyond that the pool is a random part of all test examples, and `examples` says of how many.
+        The global test measures a model on the pooled test examples of all clients; for P, it averages over clients.
+        The local test measures it on each client's own test examples, and averages by their number. If the global test
+        would take more than `MAX_POOLED_PREDICTIONS`, the pool is a random part of the test examples.
+
+        Returns:
+            {"examples": size of the pool, "G": {"global": metrics, "local": metrics}, "P": the same}; {} without a G.
         """
         shared = self._shared()
         if shared is None:
@@ -166,8 +191,8 @@ class Simulation:
         own = [self.federation.split(i).test for i in everyone]
         sizes = [float(len(each)) for each in own]
         pool = np.concatenate(own)
-        if len(pool) * len(everyone) > PASSES:
-            number = max(1, PASSES // len(everyone))
+        if len(pool) * len(everyone) > MAX_POOLED_PREDICTIONS:
+            number = max(1, MAX_POOLED_PREDICTIONS // len(everyone))
             pool = np.sort(rng.generator(self.seed, "global test").choice(pool, number, replace=False))
         local = {
             "G": self._examples.score(self._shared_outputs(round, engine, shared))["test"],
@@ -175,19 +200,19 @@ class Simulation:
         }
         found: dict[str, list[Scores]] = {"G": [], "P": []}
         copies = everyone[:1] if isinstance(self.place, Central) else everyone  # one server has one G
-        step = max(1, POOLED // len(pool))
+        step = max(1, POOLED_OUTPUTS_AT_ONCE // len(pool))
         for ids in (everyone[start : start + step] for start in range(0, len(everyone), step)):
             found["P"].append(self._pooled(self._own_results(round, engine, ids, pool), ids, pool))
             if some := [i for i in ids if i in copies]:
                 found["G"].append(self._pooled(self._shared_results(round, engine, shared, some, pool), some, pool))
-        told: dict[str, Any] = {"examples": len(pool)}
+        tests: dict[str, Any] = {"examples": len(pool)}
         for which, parts in found.items():
             pooled = {metric: mean(np.concatenate([part[metric] for part in parts])) for metric in parts[0]}
-            told[which] = {
+            tests[which] = {
                 "global": pooled,
                 "local": {metric: mean(values, sizes) for metric, values in local[which].items()},
             }
-        return told
+        return tests
 
     @functools.cached_property
     def _everyone(self) -> list[int]:
@@ -199,53 +224,49 @@ class Simulation:
 
     @functools.cached_property
     def _none(self) -> list[Batches]:
-        """No minibatches, for each client: what those see that need none to make their view."""
+        """Return empty minibatches for each client, for methods that make a view without training."""
         none = self._draw(self._everyone, replace(self.plan, epochs=0, steps=None), "personalize", 0)
         own = zip(none.index, none.mask, none.key, none.count, strict=True)
         return [Batches(none.x, none.y, *each) for each in own]
 
-    def _own_outputs(self, round: int, engine: Engine) -> Tensor:
-        """Of every client's own model on its validation and test examples, in the order of `Examples`."""
-        if self._examples.fit() and not self.method.personalize_epochs and not isinstance(self.state.clients, Paged):
+    def _own_outputs(self, round: int, engine: ClientRunner) -> Tensor:
+        """Return each client's own model's outputs for its validation and test examples, in the order of `Examples`."""
+        if self._examples.fits() and not self.method.personalize_epochs and not isinstance(self.state.clients, Paged):
             down = self._send(self._everyone, *self._for_evaluation, round)
             with on(self.federation.x.device):
                 rows = ((tree.rows(self.state.clients, i), tree.rows(down, i)) for i in self._everyone)
                 views = [self._view(*row, batches) for row, batches in zip(rows, self._none, strict=True)]
-                if self._examples.little("P", functools.partial(self.method.predict, self.task, views[0])):
-                    pairs = zip(views, self._examples.x, strict=True)
-                    with own_products(engine.compiled):
-                        return torch.cat([self.method.predict(self.task, view, x) for view, x in pairs])
-        return self._examples.laid(self._own_results(round, engine, self._everyone))
+                if self._examples.is_inline("P", functools.partial(self.method.predict, self.task, views[0])):
+                    return self._examples.outputs("P", lambda task, i, x: self.method.predict(task, views[i], x))
+        return self._examples.from_results(self._own_results(round, engine, self._everyone))
 
-    def _shared_outputs(self, round: int, engine: Engine, shared: Params) -> Tensor:
-        """The same of the model for everybody."""
-        if self._examples.fit():
+    def _shared_outputs(self, round: int, engine: ClientRunner, shared: Params) -> Tensor:
+        """Return the outputs of the model for everybody for the same examples."""
+        if self._examples.fits():
             with on(self.federation.x.device):
-                if self._examples.little("G", functools.partial(self.task.logits, tree.rows(shared, 0))):
-                    pairs = enumerate(self._examples.x)
-                    with own_products(engine.compiled):
-                        return torch.cat([self.task.logits(tree.rows(shared, i), x) for i, x in pairs])
-        return self._examples.laid(self._shared_results(round, engine, shared, self._everyone))
+                if self._examples.is_inline("G", functools.partial(self.task.logits, tree.rows(shared, 0))):
+                    return self._examples.outputs("G", lambda task, i, x: task.logits(tree.rows(shared, i), x))
+        return self._examples.from_results(self._shared_results(round, engine, shared, self._everyone))
 
-    def _own_results(self, round: int, engine: Engine, ids: list[int], pool: Index | None = None) -> Any:
-        """Of the clients `ids`, on their validation and test examples or on those of `pool`."""
+    def _own_results(self, round: int, engine: ClientRunner, ids: list[int], pool: Index | None = None) -> Any:
+        """Map the models of `ids` over their validation and test examples or, if it is given, over `pool`."""
         rows_of = self._personal(round, ids)
 
         def personal(group: list[int]) -> Rows:
             (client, down), batches = rows_of(group)
             return (client, down, self._positions(group, pool)), batches
 
-        purpose = "evaluate" if pool is None else POOL
+        purpose = "evaluate" if pool is None else POOL_PURPOSE
         return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
 
     def _shared_results(
-        self, round: int, engine: Engine, shared: Params, ids: list[int], pool: Index | None = None
+        self, round: int, engine: ClientRunner, shared: Params, ids: list[int], pool: Index | None = None
     ) -> Any:
         def common(group: list[int]) -> Rows:
             none = self._draw(group, replace(self.plan, epochs=0, steps=None), "personalize", round)
             return (tree.rows(shared, self._at(group)), self._positions(group, pool)), none
 
-        purpose = "evaluate globally" if pool is None else POOL
+        purpose = "evaluate globally" if pool is None else POOL_PURPOSE
         return engine.map(self._global_outputs, self.federation, ids, common, purpose=purpose)
 
     def _shared(self) -> Params | None:
@@ -258,14 +279,14 @@ class Simulation:
         return tuple(pad_positions([split[part] for split in splits]).to(self.federation.x.device) for part in PARTS)
 
     def _pooled(self, results: list[tuple[list[int], Tree]], ids: list[int], pool: Index) -> Scores:
-        """The metrics of the models of `ids`, each on all of `pool`."""
+        """Return the metrics of the models of `ids`, each on all of `pool`."""
         (outputs,) = in_order(results, ids)
         y = self.federation.y[torch.from_numpy(pool)]
         owner = torch.arange(len(ids)).repeat_interleave(len(pool))
         return score(self.task, outputs.flatten(0, 1), y.repeat(len(ids), *[1] * (y.ndim - 1)), owner, len(ids))
 
-    def views(self, round: int, engine: Engine) -> Any:
-        """What every client would deploy, as rows; paged, where the clients' states are."""
+    def views(self, round: int, engine: ClientRunner) -> Any:
+        """Return what every client would deploy, one row per client; paged if the clients' states are."""
         everyone = self._everyone
         rows_of = self._personal(round, everyone)
 
@@ -279,16 +300,16 @@ class Simulation:
         for ids in (everyone[start : start + some] for start in range(0, len(everyone), some)):
             part = of(ids)
             views = self.store.rows(tree.rows(part, 0), len(everyone)) if views is None else views
-            views = paged.put(views, torch.tensor(ids), part)
+            views = client_rows.put(views, torch.tensor(ids), part)
         return views
 
     def probe(self) -> tuple[Any, list[int], Any]:
-        """What `choose` measures: the first round's work."""
+        """Return the first round's work, on which engines are timed: a function, its clients, and their rows."""
         ids = self.sample(1)
         return self._local_update, ids, self._work(1, ids)[1]
 
     def client_steps(self, rounds: int) -> int:
-        """Gradient steps of all clients in all rounds, on average over who takes part."""
+        """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""
         everyone = [self.plan.num_steps(len(split.train)) for split in self.federation.clients.values()]
         return round(rounds * self.participants * sum(everyone) / len(everyone))
 
@@ -328,11 +349,11 @@ class Simulation:
 
         def rows_of(group: list[int]) -> tuple[Tree, Tree]:
             if group == ids:
-                return self.state.clients if everyone else paged.take(self.state.clients, self._at(ids)), down
+                return self.state.clients if everyone else client_rows.take(self.state.clients, self._at(ids)), down
             at = self._at([place[i] for i in group])
-            # One model for all is not copied for each.
-            sent = tree.map(lambda leaf: leaf[: len(at)] if tree.repeated(leaf) else tree.rows(leaf, at), down)
-            return paged.take(self.state.clients, self._at(group)), sent
+            # A model that all clients share is not copied for each of them.
+            sent = tree.map(lambda leaf: leaf[: len(at)] if tree.is_broadcast(leaf) else tree.rows(leaf, at), down)
+            return client_rows.take(self.state.clients, self._at(group)), sent
 
         return rows_of
 
@@ -354,10 +375,11 @@ class Simulation:
 
     @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
-        said = [*info.values(), *tree.leaves(ups)]
-        if math.isfinite(sum(float(leaf.sum()) for leaf in said)):  # then all of them are; one pass, no copy
+        """Raise `CoterieError` if a client reports NaN or infinite values."""
+        reported = [*info.values(), *tree.leaves(ups)]
+        if math.isfinite(sum(float(leaf.sum()) for leaf in reported)):  # then all of them are; one pass, no copy
             return
-        for leaf in said:
+        for leaf in reported:
             bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
             if bool(bad.any()):
                 name = self.federation.names[ids[int(bad.nonzero()[0])]]
@@ -368,7 +390,9 @@ class Simulation:
 
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
-    width = max(1, PIECE // max(x[0].numel() * 4 * 32, 1))  # as float32, whatever it is stored as, in 32 channels
-    stacked = any(torch._C._functorch.is_batchedtensor(part) for part in positions)
-    with contextlib.nullcontext() if stacked else FewChannelConvolution(alone=True):
+    """Predict the examples at `positions`, so few at a time that they stay in the cache."""
+    width = max(
+        1, ACTIVATION_BYTES // max(x[0].numel() * 4 * 32, 1)
+    )  # as float32, however it is stored, in 32 channels
+    with faster_if_alone():
         return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)

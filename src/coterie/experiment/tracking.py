@@ -1,7 +1,8 @@
-"""Watching a run from outside: every round's scalars, each client's included, to TensorBoard or MLflow.
+"""Log every round's scalars, including each client's, to TensorBoard or MLflow.
 
-Off unless asked for (`track = "tensorboard,mlflow"`); the packages come with extras of the same names. TensorBoard's
-files are in the run folder; MLflow writes to MLFLOW_TRACKING_URI or, without it, to mlflow.db beside the run folder.
+This is off unless asked for (`track = "tensorboard,mlflow"`); the packages come with extras of the same names.
+TensorBoard's files are in the run folder; MLflow writes to MLFLOW_TRACKING_URI or, without it, to mlflow.db beside the
+run folder.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.errors import ConfigError, CoterieWarning
-from coterie.experiment import files
-from coterie.spans import timed
+from coterie.core.errors import ConfigError, CoterieWarning
+from coterie.profiling import timed
+from coterie.storage import files
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}  # name -> package
-BATCH = 1000  # scalars that MLflow takes at once
+BATCH = 1000  # scalars that MLflow accepts at once
 
 
 class Tracker(Protocol):
+    """Log scalars somewhere."""
+
     def log(self, step: int, scalars: dict[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
 def parse(text: str | None) -> tuple[str, ...]:
-    """The trackers named in 'tensorboard,mlflow'; raises `ValueError` in words."""
+    """Return the trackers named in text such as 'tensorboard,mlflow'; raise `ValueError` if one is unknown."""
     names = tuple(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
     for name in names:
         if name not in TRACKERS:
@@ -39,7 +42,7 @@ def parse(text: str | None) -> tuple[str, ...]:
 
 
 def check(text: str | None, out: Path | None) -> None:
-    """Raises `ConfigError` if a tracker cannot work here, before anything trains."""
+    """Raise `ConfigError`, before anything trains, if a tracker is not installed or has no folder to write to."""
     problems = [
         f"track = '{name}' needs the package {package}: pip install 'coterie[{name}]'"
         for name, package in TRACKERS.items()
@@ -52,35 +55,37 @@ def check(text: str | None, out: Path | None) -> None:
 
 
 class Tracking:
-    """All trackers of a run. One that fails is told of and left; the run goes on."""
+    """Hold all trackers of a run. If one fails, a warning says so and the run continues without it."""
 
     def __init__(self, text: str | None, out: Path | None, settings: dict[str, Any], clients: Sequence[str], done: int):
         self._clients = clients
         self._trackers: list[Tracker] = []
         for name in parse(text) if out is not None else ():
             assert out is not None
-            with _told(name):
+            with _warn_on_failure(name):
                 self._trackers.append(_tensorboard(out, done) if name == "tensorboard" else MLflow(out, settings))
 
     @timed("write")
     def round(self, record: dict[str, Any]) -> None:
+        """Log a round."""
         if not self._trackers:
             return
         values = dict(scalars(record, self._clients))
         for tracker in list(self._trackers):
-            with _told(type(tracker).__name__) as trouble:
+            with _warn_on_failure(type(tracker).__name__) as trouble:
                 tracker.log(record["round"], values)
             if trouble:
                 self._trackers.remove(tracker)
 
     def close(self) -> None:
+        """Close all trackers."""
         for tracker in self._trackers:
-            with _told(type(tracker).__name__):
+            with _warn_on_failure(type(tracker).__name__):
                 tracker.close()
 
 
 def scalars(record: dict[str, Any], clients: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """'test/accuracy/mean', 'test/accuracy/client-1', ...: what a round's record holds, one number each."""
+    """Yield the numbers in a round's record by name: 'test/accuracy/mean', 'test/accuracy/client-1', ..."""
     yield from ((key, float(record[key])) for key in ("bytes_up", "bytes_down", "seconds") if key in record)
     for part, by in record.items():
         if part in ("validation", "test", "global_validation", "global_test"):
@@ -101,6 +106,8 @@ def scalars(record: dict[str, Any], clients: Sequence[str]) -> Iterator[tuple[st
 
 
 class TensorBoard:
+    """Log to TensorBoard's files."""
+
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
@@ -116,12 +123,12 @@ class TensorBoard:
 def _tensorboard(out: Path, done: int) -> TensorBoard:
     from torch.utils.tensorboard import SummaryWriter
 
-    # Rounds that were not checkpointed are run again: their old points go.
+    # Rounds after the last checkpoint are run again, so their old points are removed.
     return TensorBoard(SummaryWriter(str(out / "tensorboard"), purge_step=done + 1 if done else None))
 
 
 class MLflow:
-    """One MLflow run a run folder, whose id is kept in it; a resumed run goes on with it."""
+    """Log to one MLflow run per run folder. Its id is kept in the folder, so a resumed run continues it."""
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         from mlflow.tracking import MlflowClient
@@ -155,22 +162,23 @@ class MLflow:
 
 
 def _allowed(name: str) -> str:
-    """MLflow's metric names have letters, digits, '_', '-', '.', ' ', ':' and '/' only."""
+    """Replace what MLflow does not allow in metric names: all but letters, digits, '_', '-', '.', ' ', ':', '/'."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-. :/") else "_" for c in name)
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[list[Exception]]:
-    """A tracker's failure becomes a warning, and stands in the list: no run is lost because a server is."""
+def _warn_on_failure(name: str) -> Iterator[list[Exception]]:
+    """Turn a tracker's failure into a warning, and add it to the list: no run is lost because a server is down."""
     trouble: list[Exception] = []
     try:
         yield trouble
     except Exception as error:
         trouble.append(error)
-        warnings.warn(f"{name} failed and is left out from here on: {error}", CoterieWarning, stacklevel=3)
+        warnings.warn(f"{name} failed and is not used any more in this run: {error}", CoterieWarning, stacklevel=3)
 
 
 def _flat(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings by name; those in a table are called TABLE.NAME."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{name}", each) for name, each in value.items())

@@ -1,10 +1,10 @@
-"""One method, one file. A method listed here has flags, documentation and tests without another line."""
+"""All methods, one file each. Methods listed in METHODS get flags, documentation and tests from their files."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from coterie.method import Method
+from coterie.core.method import Method
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedavg import FedAvg

@@ -4,11 +4,13 @@
     v_i <- v_i - lr (grad f_i(v_i) + lambda (v_i - w))                 (`local_update`; Algorithm 1), w as received
     w   <- sum_i (n_i / n) w_i                                         (`aggregate`)
 
-v_i is kept from round to round; it starts from the w that the client receives when it first takes part. Each client
-deploys v_i (P), and w where it never took part; w is the global model (G). The second line descends the paper's
-h_i(v; w) = f_i(v) + (lambda / 2) ||v - w||^2 over the same minibatches as the first, so a round costs twice as many
-gradients as FedAvg's. Deviation: the paper averages the sampled clients uniformly; here, as in the public
-implementations, in proportion to n_i, so that w is FedAvg's exactly. Buffers of w_i and v_i go with each of them.
+v_i is kept from round to round; it starts from the w that the client receives when it first takes part. The second line
+descends the paper's h_i(v; w) = f_i(v) + (lambda / 2) ||v - w||^2 over the same minibatches as the first, so a round
+takes twice as many gradients as FedAvg's. w_i and v_i each have their own buffers. A client deploys v_i (P), or w if it
+never took part; w is the global model (G).
+
+Deviation: the paper averages the sampled clients uniformly; here, as in the public implementations, they are averaged
+in proportion to n_i, so that w is exactly FedAvg's.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, quadratic, train
-from coterie.method import Info, Method, Population, Sized
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import quadratic_penalty, train
+from coterie.core.tree import Params
 
 
 class Client(NamedTuple):
@@ -34,7 +37,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(Method[Params, Client, Params, Sized]):
+class Ditto(Method[Params, Client, Params, CountedParams]):
     optimizer: Optimizer = SGD()
     lam: Annotated[float, Field(ge=0, description="lambda, strength of the pull to the global model")] = 1.0
 
@@ -47,21 +50,24 @@ class Ditto(Method[Params, Client, Params, Sized]):
     def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
         return tree.broadcast(server, len(ids))
 
-    def local_update(self, task: Task, client: Client, down: Params, batches: Batches) -> tuple[Client, Sized, Info]:
+    def local_update(
+        self, task: Task, client: Client, down: Params, batches: Batches
+    ) -> tuple[Client, CountedParams, Info]:
         w, global_loss = train(task, self.optimizer, down, batches)
         anchor = (down, torch.tensor(self.lam))
-        v, loss = train(task, self.optimizer, _own(client, down), batches, quadratic, anchor)
-        return Client(v, client.rounds + 1), Sized(w, batches.count), {"loss": loss, "global_loss": global_loss}
+        v, loss = train(task, self.optimizer, _own_model(client, down), batches, quadratic_penalty, anchor)
+        return Client(v, client.rounds + 1), CountedParams(w, batches.count), {"loss": loss, "global_loss": global_loss}
 
-    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
         return tree.mean(ups.params, ups.count)
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
-        return _own(client, down)
+        return _own_model(client, down)
 
     def global_model(self, server: Params) -> Params:
         return server
 
 
-def _own(client: Client, down: Params) -> Params:
+def _own_model(client: Client, down: Params) -> Params:
+    """Return v_i, or the received w if the client has not taken part before."""
     return tree.where(client.rounds > 0, client.v, down)

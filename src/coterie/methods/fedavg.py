@@ -3,7 +3,7 @@
     w_i <- w - lr * grad f_i(w), repeated over the local minibatches    (`local_update`; Algorithm 1, ClientUpdate)
     w   <- sum_i (n_i / n) w_i                                         (`aggregate`; Algorithm 1, Server)
 
-n_i is the client's number of training examples and n their sum over the clients of the round. Buffers (BatchNorm's
+n_i is the client's number of training examples, and n is their sum over the clients of the round. Buffers (BatchNorm's
 running statistics) are averaged like parameters. Every client deploys the same w.
 """
 
@@ -14,16 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population, Sized
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
 
 
 @dataclass(frozen=True)
-class FedAvg(Method[Params, tuple[()], Params, Sized]):
+class FedAvg(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
 
     def init_server(self, params: Params, population: Population) -> Params:
@@ -37,11 +38,11 @@ class FedAvg(Method[Params, tuple[()], Params, Sized]):
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
-    ) -> tuple[tuple[()], Sized, Info]:
+    ) -> tuple[tuple[()], CountedParams, Info]:
         w, loss = train(task, self.optimizer, down, batches)
-        return (), Sized(w, batches.count), {"loss": loss}
+        return (), CountedParams(w, batches.count), {"loss": loss}
 
-    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
         return tree.mean(ups.params, ups.count)
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:

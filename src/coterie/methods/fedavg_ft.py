@@ -3,9 +3,9 @@
     w       as in FedAvg                                                (`local_update`, `aggregate`)
     theta_i <- w - lr * grad f_i(w), over `finetune_epochs` epochs      (`personalize`)
 
-The baseline called FedAvg+ in FedeRiCo (one epoch there). The fine-tuned model is never sent and never kept: it is made
-anew from the current w whenever it is evaluated or deployed, always from training data. That makes `finetune_epochs`
-more epochs of gradient steps than local training gets.
+This is the baseline that FedeRiCo's paper calls FedAvg+ (there with one epoch). The fine-tuned model is never sent and
+never kept: it is made anew from the current w whenever it is evaluated or deployed, always on training data. A deployed
+model has therefore had `finetune_epochs` more epochs of gradient steps than one of local training.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population, Sized
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
 
 
 @dataclass(frozen=True)
-class FedAvgFT(Method[Params, tuple[()], Params, Sized]):
+class FedAvgFT(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
     finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
 
@@ -45,11 +46,11 @@ class FedAvgFT(Method[Params, tuple[()], Params, Sized]):
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
-    ) -> tuple[tuple[()], Sized, Info]:
+    ) -> tuple[tuple[()], CountedParams, Info]:
         w, loss = train(task, self.optimizer, down, batches)
-        return (), Sized(w, batches.count), {"loss": loss}
+        return (), CountedParams(w, batches.count), {"loss": loss}
 
-    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
         return tree.mean(ups.params, ups.count)
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:

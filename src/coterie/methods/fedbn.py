@@ -1,11 +1,12 @@
 """FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021).
 
-    w_i <- w_i - lr * grad f_i(w_i)                                    (`local_update`; Algorithm 1)
+    w_i <- w_i - lr * grad f_i(w_i), from w and the own normalisation  (`local_update`; Algorithm 1)
     every layer except normalisation:  w <- sum_i (n_i / n) w_i        (`aggregate`)
 
-Normalisation layers (affine parameters and running statistics) stay with the client: they are never sent. They are
-found by module type, so an `nn.Sequential` model is handled too; a model without such layers makes FedBN equal FedAvg.
-Each client deploys the shared layers with its own normalisation. A newcomer's begins as the mean of the others'.
+Each client trains and deploys the shared layers with its own normalisation layers (affine parameters and running
+statistics), and ignores those it receives. Deviation: normalisation layers are sent and averaged too, like all other
+layers; that average is used only as the start of a newcomer's. They are found by module type, so an `nn.Sequential`
+model is handled too. A model without such layers makes FedBN equal to FedAvg.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Newcomer, Population, Sized
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import CountedParams, Info, Method, Newcomer, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
 
 
 @dataclass(frozen=True)
-class FedBN(Method[Params, Params, Params, Sized]):
+class FedBN(Method[Params, Params, Params, CountedParams]):
     learns_from: ClassVar[str] = "all clients, but for the normalisation layers, which are its own"
 
     optimizer: Optimizer = SGD()
@@ -39,19 +41,22 @@ class FedBN(Method[Params, Params, Params, Sized]):
     def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
         return tree.broadcast(server, len(ids))
 
-    def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Sized, Info]:
-        w, loss = train(task, self.optimizer, _own_norm(task, client, down), batches)
-        return w, Sized(w, batches.count), {"loss": loss}
+    def local_update(
+        self, task: Task, client: Params, down: Params, batches: Batches
+    ) -> tuple[Params, CountedParams, Info]:
+        w, loss = train(task, self.optimizer, _with_own_norm(task, client, down), batches)
+        return w, CountedParams(w, batches.count), {"loss": loss}
 
-    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
         return tree.mean(ups.params, ups.count)
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return _own_norm(task, client, down)
+        return _with_own_norm(task, client, down)
 
-    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Sized | None) -> Newcomer:
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
         return newcomer._replace(params=newcomer.server)
 
 
-def _own_norm(task: Task, client: Params, down: Params) -> Params:
+def _with_own_norm(task: Task, client: Params, down: Params) -> Params:
+    """Return the received model with the client's normalisation layers in place of its own."""
     return {name: client[name] if name in task.norm_names else down[name] for name in down}

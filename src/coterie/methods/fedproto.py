@@ -1,20 +1,23 @@
 """FedProto (Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022).
 
-Clients keep their models and exchange prototypes only, the mean feature of each class (features enter the head):
+Clients keep their models and exchange only prototypes, the mean feature z of each class (features enter the head):
 
     theta_i <- SGD on  CE + lam mean (z - C_y)^2                            (`local_update`)
     C_i^k   = mean of z over the client's examples of class k              (`local_update`)
     C^k     <- mean of C_i^k over the clients i that have class k          (`aggregate`)
     y(x)    = argmin_k ||z(x) - C^k||                                      (`predict`)
 
+A class that nobody had in a round keeps its prototype. A class that nobody ever had adds nothing to the loss and is
+never predicted. Logits are minus the squared distances, and below all others for such a class. Each client deploys its
+model with the prototypes.
+
 Deviations:
-- The distance is squared and averaged over features, and prototypes are taken after the local epochs in evaluation mode
-  (on the examples of the round's first epoch): public implementations add up features while the model still changes.
-- `weighting`: `uniform` (default) weighs all who have the class alike, as the public implementations do; `samples`
-  weighs them by their number of examples of it.
+- The distance is squared and averaged over features.
+- Prototypes are taken after the local epochs, in evaluation mode, on the examples of the round's first epoch; public
+  implementations add up features while the model still changes.
+- `weighting`: `uniform` (default) gives all clients that have the class the same weight, as the public implementations
+  do; `samples` weighs them by their number of examples of it.
 - `prediction`: `prototype` is the paper's; `head` predicts with the client's own head.
-A class that nobody had this round keeps its prototype; one that nobody ever had adds nothing to the loss and is never
-predicted. Logits are minus the squared distances, below all others for such a class.
 """
 
 from __future__ import annotations
@@ -26,21 +29,25 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import features, tree
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
+from coterie.parts import class_moments
 
 
-class Prototypes(NamedTuple):  # the server's state, and what every client is sent
+class Prototypes(NamedTuple):
+    """The server's state, which is also what every client is sent."""
+
     centre: Tensor  # [classes, dim]; C^k
     known: Tensor  # [classes]; 1 once anybody had the class
 
 
 class Up(NamedTuple):
-    class_size: Tensor  # [classes]
+    class_size: Tensor  # [classes]; the client's number of examples of class k
     centre: Tensor  # [classes, dim]; C_i^k
 
 
@@ -63,8 +70,8 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
     )
 
     def init_server(self, params: Params, population: Population) -> Prototypes:
-        classes, dim = features.sizes(population.task)
-        return Prototypes(features.empty(params, classes, dim), features.empty(params, classes))
+        classes, dim = class_moments.dimensions(population.task)
+        return Prototypes(class_moments.zeros_for(params, classes, dim), class_moments.zeros_for(params, classes))
 
     def init_client(self, params: Params) -> Params:
         return params  # theta_i
@@ -75,13 +82,15 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
     def local_update(self, task: Task, client: Params, down: Prototypes, batches: Batches) -> tuple[Params, Up, Info]:
         anchor = (*down, torch.tensor(self.lam))
         theta, loss = train(
-            task, self.optimizer, client, batches, anchor=anchor, feature_penalty=features.centroid_distance
+            task, self.optimizer, client, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
-        return theta, Up(*features.class_means(task, theta, batches.epoch(0))), {"loss": loss}
+        class_size, centre = class_moments.class_means(task, theta, batches.epoch(0))
+        return theta, Up(class_size, centre), {"loss": loss}
 
     def aggregate(self, server: Prototypes, ids: Tensor, ups: Up) -> Prototypes:
         has = (ups.class_size > 0).to(ups.centre)
-        mean = features.weighted_means(has if self.weighting == "uniform" else ups.class_size, ups.centre)
+        weight = has if self.weighting == "uniform" else ups.class_size
+        mean = class_moments.weighted_means(weight, ups.centre)
         found = has.amax(0)
         return Prototypes(torch.where(found[:, None] > 0, mean, server.centre), torch.maximum(server.known, found))
 
@@ -93,8 +102,8 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
             return task.logits(view, x)
         theta, (centre, known) = view
         distance = ((task.features(theta, x)[:, None] - centre) ** 2).sum(-1)  # [batch, classes]
-        farther = (distance * known).amax(1, keepdim=True) + 30.0  # e^-30 of the least likely known class
+        farther = (distance * known).amax(1, keepdim=True) + 30.0  # at most e^-30 times as likely as any known class
         return -torch.where(known > 0, distance, farther)
 
     def message_bytes(self, ups: Up) -> int:
-        return features.used_bytes(ups.class_size, ups.centre, ())
+        return class_moments.used_bytes(ups.class_size, ups.centre, ())

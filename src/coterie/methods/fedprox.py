@@ -3,9 +3,9 @@
     w_i <- argmin_theta  f_i(theta) + (mu / 2) ||theta - w||^2          (`local_update`; eq. 2), w as received
     w   <- sum_i (n_i / n) w_i                                         (`aggregate`)
 
-The paper samples clients in proportion to n_i and averages uniformly; here, as in the public implementations, clients
-are sampled uniformly and averaged in proportion to n_i, so that mu = 0 is FedAvg exactly. The proximal term covers
-trained parameters, never buffers. Every client deploys w.
+Deviation: the paper samples clients in proportion to n_i and averages uniformly; here, as in the public
+implementations, clients are sampled uniformly and averaged in proportion to n_i, so that mu = 0 is exactly FedAvg. The
+proximal term covers trained parameters, never buffers. Every client deploys w.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, quadratic, train
-from coterie.method import Info, Method, Population, Sized
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import quadratic_penalty, train
+from coterie.core.tree import Params
 
 
 @dataclass(frozen=True)
-class FedProx(Method[Params, tuple[()], Params, Sized]):
+class FedProx(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
     mu: Annotated[float, Field(ge=0, description="strength of the pull to the global model")] = 1.0
 
@@ -41,12 +42,12 @@ class FedProx(Method[Params, tuple[()], Params, Sized]):
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
-    ) -> tuple[tuple[()], Sized, Info]:
+    ) -> tuple[tuple[()], CountedParams, Info]:
         anchor = (down, torch.tensor(self.mu))
-        w, loss = train(task, self.optimizer, down, batches, quadratic, anchor)
-        return (), Sized(w, batches.count), {"loss": loss}
+        w, loss = train(task, self.optimizer, down, batches, quadratic_penalty, anchor)
+        return (), CountedParams(w, batches.count), {"loss": loss}
 
-    def aggregate(self, server: Params, ids: Tensor, ups: Sized) -> Params:
+    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
         return tree.mean(ups.params, ups.count)
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:

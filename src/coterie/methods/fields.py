@@ -1,4 +1,4 @@
-"""A method's fields as hyper-parameters: their types, limits and words, for flags, files, errors and documents."""
+"""Hyper-parameters: a method's fields with their types, limits and descriptions, for flags, files and documents."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import pydantic
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from coterie.local import OPTIMIZERS, Optimizer
-from coterie.method import Method
+from coterie.core.importing import import_path
+from coterie.core.method import Method
+from coterie.core.optimizers import OPTIMIZERS, Optimizer
 from coterie.methods import METHODS
-from coterie.models import import_path
 
 AnyMethod = Method[Any, Any, Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Hyper:
+    """One hyper-parameter of a method or an optimiser."""
+
     name: str
     type: Any  # with its limits, as pydantic understands them
     default: Any
@@ -29,48 +31,56 @@ class Hyper:
 
     @property
     def flag(self) -> str:
+        """Its flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The words it may be: those of its Literal, alone or beside a number."""
-        return tuple(choice for part in _parts(self.type) if get_origin(part) is Literal for choice in get_args(part))
+        """The words that it may be, from the Literal in its type; empty if it has none."""
+        literals = [part for part in _alternatives(self.type) if get_origin(part) is Literal]
+        return tuple(choice for literal in literals for choice in get_args(literal))
 
     @property
     def numeric(self) -> bool:
-        return any(part in (int, float) for part in _parts(self.type))
+        """Whether it may be a number."""
+        return any(part in (int, float) for part in _alternatives(self.type))
 
     @property
     def allowed(self) -> str:
-        """In words: 'a number > 0', 'omega | samples | uniform', 'auto | a number > 0'."""
+        """What it may be, in words: 'a number > 0', 'omega | samples | uniform', 'auto | a number > 0'."""
         words = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-        told = [*map(str, self.choices), *(words[part] for part in _parts(self.type) if part in words)]
+        choices = [*map(str, self.choices), *(words[part] for part in _alternatives(self.type) if part in words)]
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        limits = [f"{signs[s]} {getattr(each, s):g}" for each in _limits(self.type) for s in signs if hasattr(each, s)]
-        return " ".join([" | ".join(told), *limits])
+        limits = []
+        for limit in _limits(self.type):
+            limits += [f"{sign} {getattr(limit, name):g}" for name, sign in signs.items() if hasattr(limit, name)]
+        return " ".join([" | ".join(choices), *limits])
 
 
-def _parts(annotation: Any) -> list[Any]:
-    """The alternatives of a type, without its limits."""
+def _alternatives(annotation: Any) -> list[Any]:
+    """Return the alternatives of a type, without its limits."""
     if get_origin(annotation) is Annotated:
-        return _parts(get_args(annotation)[0])
+        return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return [part for each in get_args(annotation) for part in _parts(each)]
+        return [part for each in get_args(annotation) for part in _alternatives(each)]
     return [annotation]
 
 
 def _limits(annotation: Any) -> list[Any]:
+    """Return the limits of a type and of its alternatives, as pydantic keeps them."""
     if get_origin(annotation) is Annotated:
         base, *extras = get_args(annotation)
-        own = [limit for extra in extras for limit in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
-        return own + _limits(base)
+        limits = []
+        for extra in extras:
+            limits += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+        return limits + _limits(base)
     if get_origin(annotation) in (Union, types.UnionType):
         return [limit for each in get_args(annotation) for limit in _limits(each)]
     return []
 
 
 def hyper_parameters(cls: type) -> list[Hyper]:
-    """The fields of a method or optimiser class, except the optimiser itself."""
+    """Return the fields of a method or optimiser class, except the optimiser itself."""
     hints = get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
@@ -84,7 +94,11 @@ def hyper_parameters(cls: type) -> list[Hyper]:
 
 
 def find_method(name: str) -> tuple[type[AnyMethod] | None, list[str]]:
-    """(the class, problems): a registered method, or a user's own by import path `package.module:Class`."""
+    """Find a method by its name in METHODS, or a user's own by its import path `package.module:Class`.
+
+    Returns:
+        The class, or None, and problems: sentences that say why there is none, and what to do.
+    """
     if name in METHODS:
         return METHODS[name], []
     if ":" in name:
@@ -96,7 +110,17 @@ def find_method(name: str) -> tuple[type[AnyMethod] | None, list[str]]:
 
 
 def build(cls: Any, values: Mapping[str, Any], owner: str, **fixed: Any) -> tuple[Any, list[str]]:
-    """(an instance, problems): `values` are checked against the fields of `cls`, and all problems are told."""
+    """Build a method or an optimiser from values that may be wrong.
+
+    Args:
+        cls: its class.
+        values: hyper-parameters by name, which are checked against the fields of `cls`.
+        owner: what messages call it.
+        **fixed: further arguments, which are not checked.
+
+    Returns:
+        An instance, or None if there are problems; and all problems, in sentences.
+    """
     known = {hyper.name: hyper for hyper in hyper_parameters(cls)}
     problems, clean = [], {}
     for name, value in values.items():
@@ -111,6 +135,7 @@ def build(cls: Any, values: Mapping[str, Any], owner: str, **fixed: Any) -> tupl
 
 
 def build_optimizer(values: Mapping[str, Any]) -> tuple[Optimizer | None, list[str]]:
+    """Build the optimiser called `values["name"]` (SGD by default) from the other values; see `build`."""
     name = str(values.get("name", "sgd"))
     if name not in OPTIMIZERS:
         return None, [f"there is no optimizer '{name}'{suggest(name, OPTIMIZERS)}; there are {', '.join(OPTIMIZERS)}"]
@@ -119,15 +144,18 @@ def build_optimizer(values: Mapping[str, Any]) -> tuple[Optimizer | None, list[s
 
 
 def suggest(name: str, known: Any) -> str:
+    """Return " (did you mean '...'?)" if one of the `known` names is close to `name`, and else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def values_of(instance: Any) -> dict[str, Any]:
+    """Return the hyper-parameters of a method or an optimiser by name."""
     return {hyper.name: getattr(instance, hyper.name) for hyper in hyper_parameters(type(instance))}
 
 
 def name_of(method: AnyMethod) -> str:
+    """Return the name by which `find_method` finds the method's class."""
     for name, cls in METHODS.items():
         if type(method) is cls:
             return name

@@ -1,23 +1,26 @@
 """HeurFedAMP (Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, section 6).
 
-FedAMP with weights from cosines, meant for deep networks, where Euclidean distances say little. In round k:
+HeurFedAMP is FedAMP with weights from cosines. It is meant for deep networks, where Euclidean distances say little. In
+round k:
 
     xi_ij = (1 - xi_ii) softmax_{j != i}(sigma cos(w_i, w_j)),  xi_ii a hyper-parameter   (`_xi`; eq. 8)
     u_i   = sum_j xi_ij w_j                                                          (`dispatch`; eq. 5)
     w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2                     (`local_update`; eq. 6)
 
-alpha_k and lambda enter by their ratio only, the `pull`; `theorem` is sqrt(K), from alpha_k = lambda / sqrt(K).
+alpha_k and lambda enter only as their ratio, the `pull`. `theorem` is sqrt(K), which is alpha_k = lambda / sqrt(K).
+
+Only trained parameters are sent and compared; buffers and frozen weights stay the client's own. Each client deploys
+w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`attention.onboard_at_mean`).
 
 Deviations:
-- Alg. 1 draws an initial model for each client; the cosines of such models are all near 0, so all start from one.
+- Alg. 1 draws an initial model for each client. The cosines of such models are all near 0, so all start from one model.
 - sigma is a number or (default) each round's `contrast` / median(1 - cos(w_i, w_j)). From one initial model, cosines
-  differ by 1e-5 to 1e-2: a sigma that tells clients apart depends on model and data.
+  differ by 1e-5 to 1e-2, so a sigma that tells clients apart depends on model and data.
 - The self-attention xi_ii is a number or (default) 1/m, so that equal models have equal weights.
-- A client trains on from its own w_i ("personalized training on model M(w_i)"), by minibatch steps, not to the minimum.
-- Clients that take no part in a round count with their last upload, those never heard not at all.
-- Of very many clients, each may attend to its `neighbours` only, the k most like it so far (`coterie.neighbours`).
-Only trained parameters are sent and compared: buffers (and frozen weights) stay the client's own. It deploys w_i.
-A newcomer begins at the mean of all w_j; its own row of xi then gives its u_i (`attention.join`).
+- A client continues from its own w_i ("personalized training on model M(w_i)"), and takes minibatch steps instead of
+  going to the minimum.
+- A client that takes no part in a round counts with its last upload, and one that never took part not at all.
+- With very many clients, each may attend to its `neighbours` only, the k most like it so far (`parts/neighbours.py`).
 """
 
 from __future__ import annotations
@@ -30,27 +33,36 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.attention import join, middle
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, quadratic, train
-from coterie.method import Info, Method, Newcomer, Population
-from coterie.neighbours import COSINE, Neighbours, begin, send, shown, weigh
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core.batches import Batches
+from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import quadratic_penalty, train
+from coterie.core.tree import Params
+from coterie.parts.attention import onboard_at_mean, typical_value
+from coterie.parts.neighbours import (
+    COSINE,
+    Neighbours,
+    collaboration_info,
+    combined_models,
+    initial_state,
+    update_attention,
+)
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Server(NamedTuple):
-    w: Any  # rows of the population; last uploads, before them the initial model
-    heard: Tensor  # [population]
-    xi: Any  # [population, population], or of the neighbours
+    w: Any  # rows of the population; each client's last upload, and before it the initial model
+    heard: Tensor  # [population] bool; who has sent a model so far
+    xi: Any  # [population, population], or NearestClients
 
 
 @dataclass(frozen=True)
 class HeurFedAMP(Method[Server, Params, Params, Params]):
     learns_from: ClassVar[str] = "the clients whose models are most like its own"
+
     optimizer: Optimizer = SGD()
     sigma: Annotated[Literal["auto"] | Positive, Field(description="scale of the cosines in eq. 8")] = "auto"
     contrast: Annotated[float, Field(gt=0, description="sigma auto: this over the median of 1 - cos")] = 2.0
@@ -62,13 +74,13 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"pull": "theorem"},)
 
     def init_server(self, params: Params, population: Population) -> Server:
-        return Server(*begin(params, population, self.neighbours))
+        return Server(*initial_state(params, population, self.neighbours))
 
     def init_client(self, params: Params) -> Params:
         return params  # w_i
 
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
-        return send(server, ids)
+        return combined_models(server, ids)
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
         return {}  # a view is the client's own model: nothing is sent for it
@@ -76,25 +88,26 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Params, Info]:
         pull = math.sqrt(self.total_rounds) if isinstance(self.pull, str) else self.pull
         anchor = (down, torch.tensor(pull))
-        w, loss = train(task, self.optimizer, client, batches, quadratic, anchor)
+        w, loss = train(task, self.optimizer, client, batches, quadratic_penalty, anchor)
         return w, task.split(w)[0], {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
-        return Server(*weigh(server, ids, ups, COSINE, self._xi))
+        return Server(*update_attention(server, ids, ups, COSINE, self._xi))
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return client
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Params | None) -> Newcomer:
-        return join(self.aggregate, newcomer, ids, ups)
+        return onboard_at_mean(self.aggregate, newcomer, ids, ups)
 
     def server_info(self, server: Server) -> Info:
-        return shown(server.xi)
+        return collaboration_info(server.xi)
 
-    def _xi(self, cosine: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, ...]:
+    def _xi(self, cosine: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor]:
+        """Return xi_ij [clients, others]; see `neighbours.WeightFormula`."""
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
-        sigma = self.contrast / middle((1 - pairs).clamp_min(0)) if self.sigma == "auto" else self.sigma
-        own = 1 / (count + 1) if isinstance(self.self_attention, str) else self.self_attention
-        # The softmax subtracts the maximum; where there is nobody to attend to it is NaN, and not used.
+        sigma = self.contrast / typical_value((1 - pairs).clamp_min(0)) if self.sigma == "auto" else self.sigma
+        self_weight = 1 / (count + 1) if isinstance(self.self_attention, str) else self.self_attention
+        # A client that has nobody to attend to gets NaN from the softmax, which is not used.
         share = torch.softmax((sigma * cosine).masked_fill(~attends, -torch.inf), 1)
-        return (torch.where(attends, (1 - own) * share, 0.0),)
+        return (torch.where(attends, (1 - self_weight) * share, 0.0),)

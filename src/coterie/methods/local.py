@@ -1,9 +1,9 @@
-"""Local training: every client alone, the reference that every other method has to beat.
+"""Local training: every client trains alone. It is the reference that every other method has to beat.
 
     theta_i <- argmin f_i(theta)                                    (`local_update`; FedMAP eq. 1)
 
-Nothing is sent in either direction. With the same rounds, local epochs and optimiser it takes exactly as many gradient
-steps as a federated method, which makes it the honest comparison.
+Nothing is sent in either direction. With the same rounds, local epochs and optimiser, local training takes exactly as
+many gradient steps as FedAvg, which makes the comparison fair. Each client deploys theta_i.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from coterie.batches import Batches
-from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Population
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core.batches import Batches
+from coterie.core.method import Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,29 @@
 """pFedVMP ("pFedVMP: Personalized Federated Learning via Variational Message Passing", 2024).
 
-Client n has a shared body theta^b and a head theta_n^h of its own (the split is `task.head_names`); z = body(x), and
-mu_k is the shared centroid of the features of class k:
+Client n has a shared body theta^b and its own head theta_n^h (the split is `task.head_names`). With z = body(x), and
+mu_k the shared centroid of the features of class k:
 
     theta^b, theta_n^h <- SGD on  CE + xi1 mean (z_i - mu_{y_i})^2                      (`local_update`; eq. 9)
     mu_kn = mean of z over class k,  Lambda_kn = pinv(Sigma_kn) + alpha I              (`_moments`; eq. 11)
     theta^b <- sum_n (S_n / S) theta_n^b                                               (`aggregate`; eqs 10 and 12)
     mu_k <- (sum_n Lambda_kn)^-1 sum_n Lambda_kn mu_kn                                 (`_centroid`; eq. 13)
 
-Body and head train together; eq. 11 then uses the updated body in evaluation mode, on the examples of the round's first
-epoch, which are all of the client's unless a number of steps is set. A client without class k adds nothing to eq. 13
-(alpha I would drag mu_k to 0), a class nobody has keeps its centroid, and one that never had one (all of them in round
-1) adds nothing to eq. 9. Each client deploys the shared body with its own head. A newcomer trains a head on the shared
-body, which stays as it is, from the nearest-centroid classifier on (`features.centroid_head`).
+Body and head train together. Eq. 11 then uses the updated body in evaluation mode, on the examples of the round's first
+epoch, which are all of the client's unless a number of steps is set. A client without class k adds nothing to eq. 13,
+where alpha I would drag mu_k to 0. A class that nobody has keeps its centroid, and a class that never had one (all of
+them in round 1) adds nothing to eq. 9. Each client deploys the shared body with its own head. A newcomer trains a head
+on the shared body, which stays as it is, beginning with the nearest-centroid classifier
+(`class_moments.centroid_head`).
 
 Deviations:
-- xi1 multiplies the squared distance's mean over features: their sum, as printed, diverges for the paper's xi1 = 50.
-- pinv is discontinuous: eigenvalues below `rtol` times the largest, or below what float32 resolves, count as 0.
-- `precision`: `full` is eq. 11, sent as thin factors and combined exactly (`coterie.features`) if no client has more
-  than `room` examples (a larger one's covariances are those of `room` of them, drawn anew each round; `left_out` in the
-  record of the round says how many it leaves out); `diagonal` keeps the variances only; `pooled` is one covariance
-  within classes a client; `none` is the paper's ablation pFedVMP-avg, the centroids' mean weighted by Z_kn.
-The unused part of `room` is in memory, not in the count of bytes sent.
+- xi1 multiplies the mean of the squared distance over features; the sum, as printed, diverges for the paper's xi1 = 50.
+- pinv is discontinuous, so eigenvalues below `rtol` times the largest, or below what float32 resolves, count as 0.
+- `precision`: `full` is eq. 11, sent as thin factors and combined exactly (`coterie.parts.class_moments`) if no client
+  has more than `room` examples. The covariances of a larger client are those of `room` of its examples, drawn anew each
+  round; `left_out` in the record of the round says how many it leaves out. `diagonal` keeps the variances only;
+  `pooled` is one covariance within classes for each client; `none` is the paper's ablation pFedVMP-avg, the mean of
+  the centroids weighted by Z_kn.
+- The unused part of `room` takes memory, but is not counted as sent.
 """
 
 from __future__ import annotations
@@ -33,16 +35,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import features, tree
-from coterie.batches import Batches
-from coterie.features import Factor
-from coterie.local import SGD, Optimizer, train
-from coterie.method import Info, Method, Newcomer, Population
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
+from coterie.parts import class_moments
+from coterie.parts.class_moments import Factor
 
 
-class Server(NamedTuple):  # also what every client is sent
+class Server(NamedTuple):
+    """The server's state, which is also what every client is sent."""
+
     body: Params
     centroid: Tensor  # [classes, dim]; mu_k
     known: Tensor  # [classes]; 1 once anybody had the class
@@ -51,14 +57,15 @@ class Server(NamedTuple):  # also what every client is sent
 class Up(NamedTuple):
     body: Params
     size: Tensor  # []; S_n
-    class_size: Tensor  # [classes]; Z_kn
+    class_size: Tensor  # [classes]; Z_kn, the client's number of examples of class k
     mean: Tensor  # [classes, dim]; mu_kn
-    spread: Factor | Tensor | tuple[()]  # Lambda_kn - alpha I: rows, or its diagonal [classes, dim]
+    spread: Factor | Tensor | tuple[()]  # Lambda_kn - alpha I: rows, or its diagonal [classes, dim], or not sent
 
 
 @dataclass(frozen=True)
 class PFedVMP(Method[Server, Params, Server, Up]):
     learns_from: ClassVar[str] = "all clients, through the body and the class centroids; the head is its own"
+
     optimizer: Optimizer = SGD()
     xi1: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's centroid")] = 50.0
     alpha: Annotated[float, Field(gt=0, description="precision added in every direction")] = 1.0
@@ -67,60 +74,66 @@ class PFedVMP(Method[Server, Params, Server, Up]):
     ] = "full"
     rtol: Annotated[float, Field(ge=1e-6, lt=1, description="eigenvalues below this share of the largest are 0")] = 1e-6
     room: Annotated[int, Field(ge=2, description="examples of a client that covariances are taken from")] = 2048
+
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"room": 8},)
 
     def init_server(self, params: Params, population: Population) -> Server:
-        classes, dim = features.sizes(population.task)
+        classes, dim = class_moments.dimensions(population.task)
         head = population.task.head_names if population.task else frozenset()
         body = {name: value for name, value in params.items() if name not in head}
-        return Server(body, features.empty(params, classes, dim), features.empty(params, classes))
+        return Server(body, class_moments.zeros_for(params, classes, dim), class_moments.zeros_for(params, classes))
 
     def init_client(self, params: Params) -> Params:
-        return params  # of which only the head is used
+        return params  # only its head is used
 
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Server:
         return tree.broadcast(server, len(ids))
 
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
+        start = {**client, **down.body}
         anchor = (down.centroid, down.known, torch.tensor(self.xi1))
         theta, loss = train(
-            task, self.optimizer, {**client, **down.body}, batches,
-            anchor=anchor, feature_penalty=features.centroid_distance,
-        )  # fmt: skip
+            task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
+        )
         body = {name: theta[name] for name in down.body}
-        up = Up(body, batches.count, *self._moments(task, theta, batches.epoch(0)))
-        over = (up.class_size.sum() - self.room).clamp_min(0)
-        return theta, up, {"loss": loss} | ({"left_out": over} if isinstance(up.spread, Factor) else {})
+        class_size, mean, spread = self._moments(task, theta, batches.epoch(0))
+        info = {"loss": loss}
+        if isinstance(spread, Factor):
+            info["left_out"] = (class_size.sum() - self.room).clamp_min(0)
+        return theta, Up(body, batches.count, class_size, mean, spread), info
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         found = ups.class_size.sum(0) > 0
         centroid = torch.where(found[:, None], self._centroid(ups), server.centroid)
-        return Server(tree.mean(ups.body, ups.size), centroid, torch.maximum(server.known, found.to(server.known)))
+        known = torch.maximum(server.known, found.to(server.known))
+        return Server(tree.mean(ups.body, ups.size), centroid, known)
 
     def personalize(self, task: Task, client: Params, down: Server, batches: Batches) -> Params:
         return {**client, **down.body}
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
-        head = features.centroid_head(task, newcomer.server.centroid, newcomer.server.known, self.xi1)
+        head = class_moments.centroid_head(task, newcomer.server.centroid, newcomer.server.known, self.xi1)
         return newcomer._replace(params={**newcomer.params, **head}, only=task.head_names & task.trainable or None)
 
     def message_bytes(self, ups: Up) -> int:
-        return tree.nbytes((ups.body, ups.size)) + features.used_bytes(ups.class_size, ups.mean, ups.spread)
+        return tree.nbytes((ups.body, ups.size)) + class_moments.used_bytes(ups.class_size, ups.mean, ups.spread)
 
-    def _moments(self, task: Task, theta: Params, own: Batches) -> tuple[Tensor, Tensor, Any]:
-        class_size, mean = features.class_means(task, theta, own)
+    def _moments(self, task: Task, theta: Params, epoch: Batches) -> tuple[Tensor, Tensor, Factor | Tensor | tuple[()]]:
+        """Return Z_kn, mu_kn and Lambda_kn - alpha I, as in `Up`."""
+        class_size, mean = class_moments.class_means(task, theta, epoch)
         if self.precision == "none":
             return class_size, mean, ()
         if self.precision == "diagonal":
-            variance = features.class_variances(task, theta, own, class_size, mean)
-            return class_size, mean, features.inverse_variances(variance, mean, self.rtol)
+            variance = class_moments.class_variances(task, theta, epoch, class_size, mean)
+            return class_size, mean, class_moments.inverse_variances(variance, mean, self.rtol)
         pooled = self.precision == "pooled"
-        return class_size, mean, features.precision_factor(task, theta, own, self.room, self.rtol, pooled)
+        return class_size, mean, class_moments.precision_factor(task, theta, epoch, self.room, self.rtol, pooled)
 
     def _centroid(self, ups: Up) -> Tensor:
+        """Return mu_k [classes, dim] from the messages of a round; what stands at a class nobody has is meaningless."""
         if isinstance(ups.spread, Factor):
             pooled = self.precision == "pooled"
-            return features.product_of_gaussians(ups.class_size, ups.mean, ups.spread, self.alpha, pooled)
+            return class_moments.product_of_gaussians(ups.class_size, ups.mean, ups.spread, self.alpha, pooled)
         if isinstance(ups.spread, Tensor):
-            return features.product_of_diagonals(ups.class_size, ups.mean, ups.spread, self.alpha)
-        return features.weighted_means(ups.class_size, ups.mean)
+            return class_moments.product_of_diagonals(ups.class_size, ups.mean, ups.spread, self.alpha)
+        return class_moments.weighted_means(ups.class_size, ups.mean)

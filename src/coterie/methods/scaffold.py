@@ -5,14 +5,15 @@
     x   <- x + eta_g (1 / |S|) sum_{i in S} (y_i - x)                (`aggregate`; Algorithm 1)
     c   <- c + (1 / N) sum_{i in S} (c_i - its value before)         (`aggregate`; Algorithm 1)
 
-S are the clients of the round, N is the number of all clients, K the client's number of steps. All control variates
-begin at 0, so that c is the mean of c_i over *all* clients after every round, whoever took part (tested).
+S are the clients of the round, N is the number of all clients, and K is the client's number of steps. All control
+variates begin at 0, so that c is the mean of c_i over *all* clients after every round, whoever took part (tested). The
+average over S is uniform, as in the paper, and not by n_i. Buffers have no control variate and are averaged, never
+extrapolated. Every client deploys x.
 
-(ii) is written here as what it is equal to for plain SGD, the mean of g_i over the K steps, which holds for any
-optimiser (tested); with momentum or Adam the correction c - c_i is added to the gradient. `control` chooses: `path` is
-(ii), the default and the paper's own choice in its experiments, `gradient` is (i), one more pass over the data (over
-the minibatches of the round where their number is set by `local_steps`). The average is uniform, as in the paper, and
-not by n_i. Buffers have no control variate and are averaged, never extrapolated. Every client deploys x.
+`control` chooses between (i) and (ii). `path` is (ii), the default and the paper's own choice in its experiments. It is
+computed as the mean of g_i over the K steps, which is the same for plain SGD (tested) and has a meaning for any other
+optimiser; with momentum or Adam, the correction c - c_i is added to the gradient. `gradient` is (i), which takes one
+more pass over the data (over the minibatches of the round's first epoch).
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import LEAST, Batch, Batches
-from coterie.local import SGD, Optimizer, gradient
-from coterie.method import Info, Method, Population
-from coterie.scan import scan
-from coterie.task import Task
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
+from coterie.core.method import Info, Method, Population
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.scan import scan
+from coterie.core.task import Task
+from coterie.core.training import gradient
+from coterie.core.tree import Params
 
 
 class Server(NamedTuple):
     x: Params
-    c: Params  # 0 for what is not trained
+    c: Params  # the names of x; 0 for what is not trained
     size: Tensor  # []; N
 
 
@@ -47,7 +49,7 @@ class Down(NamedTuple):
 
 class Up(NamedTuple):
     y: Params
-    change: Params  # of c_i; trained parameters
+    change: Params  # the change of c_i, for trained parameters
 
 
 @dataclass(frozen=True)
@@ -71,29 +73,29 @@ class Scaffold(Method[Server, Params, Down, Up]):
 
     def local_update(self, task: Task, client: Params, down: Down, batches: Batches) -> tuple[Params, Up, Info]:
         trained = task.split(down.x)[0]
-        none, zero = tree.map(torch.zeros_like, trained), batches.mask.new_zeros(())
+        zeros, zero = tree.map(torch.zeros_like, trained), batches.mask.new_zeros(())
         correction = {name: down.c[name] - client[name] for name in trained}
-        start = (down.x, self.optimizer.init(trained), none, zero, zero, zero)
+        start = (down.x, self.optimizer.init(trained), zeros, zero, zero, zero)
         y, _, total, steps, loss, seen = scan(partial(self._step, task), start, correction, batches)
         if self.control == "gradient":
-            total, steps = scan(partial(_collect, task), (none, zero), down.x, batches.epoch(0))
-        control = tree.scale(total, 1 / steps.clamp_min(LEAST))
+            total, steps = scan(partial(_add_gradient, task), (zeros, zero), down.x, batches.epoch(0))
+        control = tree.scale(total, 1 / steps.clamp_min(MIN_TOTAL_WEIGHT))
         change = {name: control[name] - client[name] for name in trained}
-        return {**client, **control}, Up(y, change), {"loss": loss / seen.clamp_min(LEAST)}
+        return {**client, **control}, Up(y, change), {"loss": loss / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
-        mean = tree.mean(ups, torch.ones(len(ids)))
-        x = {
-            n: y if n not in mean.change else server.x[n] + self.server_lr * (y - server.x[n])
-            for n, y in mean.y.items()
-        }
-        c = {n: server.c[n] + len(ids) / server.size * change for n, change in mean.change.items()}
-        return Server(x, {**server.c, **c}, server.size)
+        y, change = tree.mean(ups, torch.ones(len(ids)))
+        x, c = dict(y), dict(server.c)  # buffers of x are averaged
+        for name in change:
+            x[name] = server.x[name] + self.server_lr * (y[name] - server.x[name])
+            c[name] = server.c[name] + len(ids) / server.size * change[name]
+        return Server(x, c, server.size)
 
     def personalize(self, task: Task, client: Params, down: Down, batches: Batches) -> Params:
         return down.x
 
     def _step(self, task: Task, carry: Any, correction: Params, batch: Batch) -> Any:
+        """Take one corrected step of y_i, and add up the gradients: a step of a scan."""
         y, state, total, steps, loss, seen = carry
         grads, now, rest = gradient(task, y, batch)
         trained, state = self.optimizer.update(tree.add(grads, correction), state, task.split(y)[0])
@@ -101,8 +103,9 @@ class Scaffold(Method[Server, Params, Down, Up]):
         return {**trained, **rest}, state, tree.add(total, grads), steps + 1, loss + now * count, seen + count
 
 
-def _collect(task: Task, carry: Any, x: Params, batch: Batch) -> Any:
-    """The sum of gradients at x over the examples, and their number."""
+def _add_gradient(task: Task, carry: Any, x: Params, batch: Batch) -> Any:
+    """Add up the gradients at x over examples, and the number of examples: a step of a scan."""
     total, seen = carry
     count = batch.mask.sum()
-    return tree.map(lambda t, g: t + count * g, total, gradient(task, x, batch)[0]), seen + count
+    grads, _, _ = gradient(task, x, batch)
+    return tree.map(lambda t, g: t + count * g, total, grads), seen + count

@@ -1,4 +1,4 @@
-"""Networks by name, each built from the shape of the data."""
+"""The models by name. Each is built from the shape of the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from coterie.errors import ConfigError
+from coterie.core.errors import ConfigError
+from coterie.core.importing import import_path
 from coterie.models.alexnet import alexnet_bn
 from coterie.models.convolutions import cnn, cnn2, cnn_bn, lenet
 from coterie.models.lstm import lstm
@@ -36,10 +37,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def find_model(name: str) -> Factory:
-    """A model of this library by name, with options after colons (`cnn:features=128`), or a user's own by import path
-    `package.module:factory`."""
+    """Find a model by name, with options after colons (`cnn:features=128`), or by import path `package.module:factory`.
+
+    Raises:
+        ConfigError: There is no such model, or it does not have these options.
+    """
     base, *words = name.split(":")
-    own_module = words and "=" not in name and importlib.util.find_spec(base) is not None  # a user's cnn.py, say
+    own_module = (
+        words and "=" not in name and importlib.util.find_spec(base) is not None
+    )  # such as the user's own cnn.py
     if base in MODELS and not own_module:
         return functools.partial(MODELS[base], **_options(name, words)) if words else MODELS[base]
     if words:
@@ -51,7 +57,7 @@ def find_model(name: str) -> Factory:
 
 
 def options_of(model: str) -> dict[str, Any]:
-    """The options of one of `MODELS` and their defaults."""
+    """Return the options of one of `MODELS` with their defaults."""
     parameters = inspect.signature(MODELS[model]).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
@@ -75,7 +81,7 @@ def _options(name: str, words: list[str]) -> dict[str, Any]:
 
 
 def _read(text: str, like: Any) -> Any:
-    """`text` as a value like `like`: numbers of its kind, not below 0; several with slashes."""
+    """Parse `text` as a value of the type of `like`; numbers are at least 0, and slashes separate several."""
     if isinstance(like, tuple):
         return tuple(_read(part, like[0]) for part in text.split("/"))
     if isinstance(like, bool):
@@ -90,12 +96,4 @@ def _typed(value: Any) -> str:
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
 
 
-def import_path(name: str, what: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError([f"{what} '{name}' cannot be imported: {error}"]) from error
-
-
-__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "import_path", "linear", "mlp", "options_of", "tabular"]
+__all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "linear", "mlp", "options_of", "tabular"]

@@ -1,4 +1,4 @@
-"""AlexNet with BatchNorm, as FedBN has it."""
+"""AlexNet with BatchNorm, as in FedBN."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from coterie.models.convolutions import check_image
 
 
 def alexnet_bn(shape: tuple[int, ...], outputs: int, *, width: int = 4096) -> nn.Module:
-    """FedBN's AlexNet with BatchNorm, for Office-31 at 224x224 (FedMAP's Table 4); `width` is that of its two last
-    hidden layers."""
+    """FedBN's AlexNet with BatchNorm, for Office-31 at 224x224 (FedMAP's Table 4).
+
+    `width` is that of the last two hidden layers.
+    """
     channels, *_ = check_image(shape, 63)
     return nn.Sequential(
         *_block(nn.Conv2d(channels, 64, 11, stride=4, padding=2), pool=True),

@@ -8,7 +8,7 @@ from torch import nn
 def cnn(shape: tuple[int, ...], outputs: int, *, features: int = 512) -> nn.Module:
     """pFedVMP's network: two 5x5 convolutions (32 and 64 channels) with max pooling, 512 features, a linear head.
 
-    Its Table 4; `features` is the feature width of its Table 6.
+    See its Table 4; `features` is the feature width of its Table 6.
     """
     channels, height, width = check_image(shape, 16)
     high, wide = (((size - 4) // 2 - 4) // 2 for size in (height, width))
@@ -23,7 +23,7 @@ def cnn(shape: tuple[int, ...], outputs: int, *, features: int = 512) -> nn.Modu
 def cnn_bn(shape: tuple[int, ...], outputs: int, *, features: int = 512, dropout: float = 0.5) -> nn.Module:
     """FedMAP's network for FEMNIST: four 3x3 convolutions with BatchNorm, 512 features, dropout, a linear head.
 
-    Its Table 7.
+    See its Table 7.
     """
     channels, height, width = check_image(shape, 4)
     return nn.Sequential(
@@ -44,7 +44,7 @@ def _convolution_bn(before: int, after: int) -> list[nn.Module]:
 def cnn2(shape: tuple[int, ...], outputs: int, *, channels: int = 128, padding: int = 0) -> nn.Module:
     """FedeRiCo's CNN2 for CIFAR-10: three 3x3 convolutions of 128 channels with max pooling and ReLU, a linear head.
 
-    Its appendix D, which has no word on padding: none by default.
+    See its appendix D, which does not mention padding: there is none by default.
     """
     depth, height, width = check_image(shape, 22 - 14 * min(padding, 1))
     layers: list[nn.Module] = []
@@ -68,7 +68,7 @@ def lenet(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def check_image(shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """(channels, height, width), if `shape` is that of an image of at least `least` pixels a side."""
+    """Return (channels, height, width); raise `ValueError` unless `shape` is an image with `least` pixels a side."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ValueError(
             f"this network needs images of at least {least} x {least} pixels as (channels, height, width), not {shape}"

@@ -1,7 +1,7 @@
 """An LSTM over embeddings, as plain matrix products.
 
-`nn.LSTM` is one fused operation that cannot be lifted over clients (`vmap`). The recurrence written out can, and so
-runs in every engine; the names and shapes of its parameters are those of `nn.LSTM`, whose weights fit.
+`nn.LSTM` is one fused operation that `vmap` cannot vectorise over clients. The recurrence written out can be, and so
+runs in every engine. Its parameters have the names and shapes of `nn.LSTM`, so weights can be exchanged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def lstm(
 ) -> nn.Module:
     """pFedBreD's network for Sent140: a two-layer bidirectional LSTM of 50 units, 5000 leaky ReLU units, a linear head.
 
-    An input is a sequence of embeddings, (length, dim): the paper's are 50-d GloVe vectors that are not trained. Or it
-    is a sequence of words by number, (length,): a table of `vocabulary` embeddings of `dim` numbers is then trained.
+    An input is a sequence of embeddings, (length, dim), such as the paper's 50-d GloVe vectors, which are not trained;
+    or a sequence of word numbers, (length,), for which a table of `vocabulary` embeddings of size `dim` is trained.
     """
     if len(shape) not in (1, 2):
         raise ValueError(
@@ -37,7 +37,7 @@ def lstm(
 
 
 class TextClassifier(nn.Module):
-    """From [last output (forward, backward), last layer's final states (backward, forward)], as the authors' code."""
+    """Classifies from the last output and the last layer's final states, in the order of the authors' code."""
 
     def __init__(self, vocabulary: int, dim: int, hidden: int, layers: int, wide: int, outputs: int) -> None:
         super().__init__()
@@ -56,8 +56,11 @@ class TextClassifier(nn.Module):
 
 
 class LSTM(nn.Module):
-    """A bidirectional LSTM: x [batch, length, dim] -> outputs [batch, length, 2 hidden], and the final states of the
-    last layer, forward and backward, [batch, hidden] each."""
+    """A bidirectional LSTM.
+
+    It maps x [batch, length, dim] to outputs [batch, length, 2 hidden], and the final states of the last layer, forward
+    and backward, [batch, hidden] each.
+    """
 
     def __init__(self, dim: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -78,9 +81,9 @@ class LSTM(nn.Module):
         return x, forward[:, -1], backward[:, 0]
 
     def _run(self, x: Tensor, name: str) -> Tensor:
-        """All outputs of one direction, [batch, length, hidden]."""
+        """Return all outputs of one direction, [batch, length, hidden]."""
         own = {part: getattr(self, f"{part}_{name}") for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-        inputs = F.linear(x, own["weight_ih"], own["bias_ih"] + own["bias_hh"])  # of all times in one product
+        inputs = F.linear(x, own["weight_ih"], own["bias_ih"] + own["bias_hh"])  # for all time steps in one product
         h = c = torch.zeros_like(inputs[:, 0, : self.hidden])
         outputs = []
         for now in inputs.unbind(1):

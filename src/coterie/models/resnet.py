@@ -24,7 +24,7 @@ def resnet18(shape: tuple[int, ...], outputs: int, *, width: int = 64) -> nn.Mod
 
 
 class Block(nn.Module):
-    """relu(bn(conv(relu(bn(conv(x))))) + x), where x is projected by a 1x1 convolution if its shape changes."""
+    """Computes relu(bn(conv(relu(bn(conv(x))))) + x); a 1x1 convolution projects x if its shape changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Bregman divergences on named tensors (Bregman, 1967; as in pFedBreD, eqs 1 to 4).
 
-A strictly convex generator phi, a sum over coordinates, gives
+A strictly convex generator phi that is a sum over coordinates gives
 
     D_phi(a, b) = phi(a) - phi(b) - <grad phi(b), a - b>  >= 0                                (`divergence`)
     s = grad phi(mu), mu = grad phi*(s)         natural and mean parameters of one prior      (`dual`, `primal`)
@@ -21,61 +21,66 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.tree import Params
+from coterie.core.tree import Params
 
 Generator = Literal["squared-norm", "diagonal", "log-cosh"]
 
 
 class Bregman(ABC):
-    """A generator phi. Its functions are given for the coordinates of the tensor called `name`, element by element."""
+    """A generator phi.
+
+    A subclass gives phi and its derivatives for single coordinates: each function takes the name of a tensor and its
+    values, and returns a tensor of the same shape. The other functions here work on whole models.
+    """
 
     @abstractmethod
     def value(self, name: str, x: Tensor) -> Tensor:
-        """phi of each coordinate."""
+        """Return phi(x) of each coordinate."""
 
     @abstractmethod
     def gradient(self, name: str, x: Tensor) -> Tensor:
-        """phi'."""
+        """Return phi'(x)."""
 
     @abstractmethod
     def curvature(self, name: str, x: Tensor) -> Tensor:
-        """phi''."""
+        """Return phi''(x)."""
 
     @abstractmethod
     def conjugate(self, name: str, s: Tensor) -> Tensor:
-        """phi* of each coordinate."""
+        """Return the conjugate phi*(s) of each coordinate."""
 
     @abstractmethod
     def inverse(self, name: str, s: Tensor) -> Tensor:
-        """phi*', the inverse of phi'."""
+        """Return phi*'(s), the inverse function of phi'."""
 
     def divergence(self, a: Params, b: Params) -> Tensor:
-        """D_phi(a, b), []."""
+        """Return D_phi(a, b), a scalar, over the names of `a`."""
         return torch.stack([self._term(name, a[name], b[name]).sum() for name in a]).sum()
 
     def dual(self, params: Params) -> Params:
-        """grad phi: from mean to natural parameters."""
+        """Return grad phi, which takes mean parameters to natural ones."""
         return {name: self.gradient(name, x) for name, x in params.items()}
 
     def primal(self, params: Params) -> Params:
-        """grad phi*: from natural to mean parameters."""
+        """Return grad phi*, which takes natural parameters to mean ones."""
         return {name: self.inverse(name, s) for name, s in params.items()}
 
-    def pull(self, strength: float, theta: Params, mu: Params) -> Params:
-        """Gradient of strength * D_phi(theta, mu) in theta."""
-        return {n: strength * (self.gradient(n, x) - self.gradient(n, mu[n])) for n, x in theta.items()}
+    def divergence_gradient(self, strength: float, theta: Params, mu: Params) -> Params:
+        """Return the gradient of strength * D_phi(theta, mu) in theta, with the names of `theta`."""
+        return {name: strength * (self.gradient(name, x) - self.gradient(name, mu[name])) for name, x in theta.items()}
 
     def metric(self, at: Params, direction: Params) -> Params:
-        """(grad^2 phi)(at) applied to `direction`."""
+        """Return (grad^2 phi)(at) applied to `direction`, with the names of `direction`."""
         return {name: self.curvature(name, at[name]) * v for name, v in direction.items()}
 
     def _term(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """Return D_phi of each coordinate."""
         return self.value(name, a) - self.value(name, b) - self.gradient(name, b) * (a - b)
 
 
 @dataclass(frozen=True)
 class Quadratic(Bregman):
-    """phi(x) = sum_j c_j x_j^2 / 2, with c_j given by tensor name and 1 elsewhere: the squared norm by default."""
+    """phi(x) = sum_j c_j x_j^2 / 2, where `weights` gives c_j by tensor name, and c_j is 1 for all other names."""
 
     weights: tuple[tuple[str, float], ...] = ()
 
@@ -103,9 +108,9 @@ class Quadratic(Bregman):
 
 @dataclass(frozen=True)
 class LogCosh(Bregman):
-    """phi(x) = sum_j d^2 log cosh(x_j / d): the squared norm near 0, linear far away; d = `width`.
+    """phi(x) = sum_j d^2 log cosh(x_j / d) with d = `width`, which is quadratic near 0 and linear far away.
 
-    Distances count for less between large parameters, so the prior is wide where they are large.
+    Distances between large parameters count for less, so the prior is wide where parameters are large.
     """
 
     width: float = 1.0
@@ -128,8 +133,17 @@ class LogCosh(Bregman):
         return self.width * torch.atanh(s / self.width)
 
 
-def make(generator: Generator, head: frozenset[str], head_weight: float, width: float) -> Bregman:
-    """The generator of that name; `diagonal` gives the tensors in `head` their own weight, and 1 to the rest."""
+def make_generator(generator: Generator, head: frozenset[str], head_weight: float, width: float) -> Bregman:
+    """Return the generator of that name.
+
+    Args:
+        generator: its name.
+        head: for `diagonal`, the tensors whose weight is `head_weight`; all others have weight 1.
+        head_weight: see `head`.
+        width: for `log-cosh`, where it turns from quadratic to linear.
+    """
     if generator == "log-cosh":
         return LogCosh(width)
-    return Quadratic(tuple((name, head_weight) for name in sorted(head)) if generator == "diagonal" else ())
+    if generator == "diagonal":
+        return Quadratic(tuple((name, head_weight) for name in sorted(head)))
+    return Quadratic()

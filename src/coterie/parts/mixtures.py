@@ -1,68 +1,91 @@
-"""For methods in which clients use each other's models: whom to ask, what their models are worth, sending to owners,
-predicting together. K models are in hand, of N clients' in all."""
+"""Mixtures of clients' models, for methods in which clients use each other's models.
+
+Here are the choice of whom to ask, what a model is worth to a client, contributions to other clients' models, and
+predicting with several models. There are N clients; one client has K of their models at hand, its own first.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 from torch.func import vmap
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.local import Optimizer, mean_gradient, train
-from coterie.method import Newcomer
-from coterie.rng import uniform
-from coterie.task import Task
-from coterie.tree import Params, Tree
-
-Positive = Annotated[float, Field(gt=0)]
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.optimizers import Optimizer
+from coterie.core.rng import uniform
+from coterie.core.task import Task
+from coterie.core.training import mean_gradient, train
+from coterie.core.tree import Params, Tree
 
 
 class Losses(NamedTuple):
-    """Of everybody's models on one client's data; the server has them as rows."""
+    """The losses of everybody's models on client i's data. The server keeps them as rows, [N, N]."""
 
-    tracked: Tensor  # [N]; Lhat_ij, over rounds
-    last: Tensor  # [N]; l_ij, when it was last visited
-    visited: Tensor  # [N]; bool
+    tracked: Tensor  # [N]; Lhat_ij, tracked over rounds
+    last: Tensor  # [N]; l_ij, as it was when client i last had model j
+    visited: Tensor  # [N] bool; whether client i ever had model j
 
 
-class Steps(NamedTuple):
-    """One client's weighted contributions to the models in its hand."""
+class Contributions(NamedTuple):
+    """One client's weighted contributions to the K models at hand."""
 
-    owners: Tensor  # [K]
+    owners: Tensor  # [K] int64; whose models they are
     weight: Tensor  # [K]; 0 where nothing is contributed
-    trained: Params  # [K, ...]; weight times a gradient, or times a way gone downhill
-    buffers: Params  # [K, ...]; weight times the change of each buffer
+    trained: Params  # [K, ...]; the weight times a gradient, or times the way that training went downhill
+    buffers: Params  # [K, ...]; the weight times the change of each buffer
 
 
 class Mixture(NamedTuple):
-    """What a client deploys: models, and what each counts."""
+    """What a client deploys: models and their weights."""
 
     models: Params  # [K, ...]
-    weight: Tensor  # [K]
+    weight: Tensor  # [K], which adds up to 1
 
 
 def epsilon_greedy(losses: Losses, epsilon: float, rng: torch.Generator, ids: Tensor, keys: Tensor) -> Tensor:
-    """[len(ids), N] float64: how much each client `ids` would like to ask each other one; `losses` are their rows.
+    """Score how much each client of a round would like to have each other client's model.
 
-    One coin a client: with probability `epsilon` the order is random, else those never visited come first (in random
-    order), then those of the lowest loss. Draws are a hash of (one draw of `rng`, the clients' keys).
+    With probability `epsilon`, drawn once per client, the order is random. Otherwise models that the client never had
+    come first, in random order, and then those of the lowest loss. Random numbers are a hash of one draw of `rng` and
+    the clients' keys.
+
+    Args:
+        losses: rows of the clients `ids`, [len(ids), N].
+        epsilon: the probability of a random order.
+        rng: the round's generator.
+        ids: [clients of the round].
+        keys: [N] int64, one for each client.
+
+    Returns:
+        Scores [len(ids), N], float64; higher is preferred.
     """
     seed = torch.randint(2**62, (), generator=rng, device=rng.device).to(keys.device)  # the same draw on every device
     own, others = keys[ids][:, None], keys[None]
-    coin, order, tie = uniform(seed, own), uniform(seed + 1, own, others), uniform(seed + 2, own, others)
-    greedy = torch.where(losses.visited, -tree.wide(losses.tracked), 1e9 + tree.wide(tie))
-    return torch.where(coin < epsilon, tree.wide(order), greedy)
+    coin = uniform(seed, own)
+    random_order = uniform(seed + 1, own, others)
+    order_of_unvisited = uniform(seed + 2, own, others)
+    greedy = torch.where(
+        losses.visited, -tree.widest_float(losses.tracked), 1e9 + tree.widest_float(order_of_unvisited)
+    )
+    return torch.where(coin < epsilon, tree.widest_float(random_order), greedy)
 
 
-def choose(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """(owners, used), both [len(ids), number]: each client itself, then those `allowed` with the highest score.
+def choose_owners(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Choose whose models each client gets: its own first, then those with the highest scores.
 
-    Where fewer are allowed than asked for, the rest are not `used`.
+    Args:
+        score: [len(ids), N].
+        allowed: [len(ids), N] bool, whose models may be chosen; a client's own always may.
+        ids: [clients of the round].
+        number: K, how many models each client gets.
+
+    Returns:
+        (owners, used), both [len(ids), K]. `used` is false where fewer than K are allowed; the owner there means
+        nothing.
     """
     itself = ids[:, None] == torch.arange(score.shape[1])
     score = torch.where(allowed, score, -torch.inf).masked_fill(itself, torch.inf)
@@ -70,12 +93,18 @@ def choose(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> tuple[Te
     return top.indices, top.values > -torch.inf
 
 
-def track(old: Losses, whose: Tensor, loss: Tensor, beta: float | None) -> Losses:
-    """After new losses [K] of the models of clients `whose` [K, N] (one-hot rows; the first is the client's own).
+def track_losses(old: Losses, whose: Tensor, loss: Tensor, beta: float | None) -> Losses:
+    """Update a client's losses after a round. Models that it did not have count again with their last loss.
 
-    An exponential moving average in which the new loss weighs `beta`, or (None) a sum over rounds. Losses not seen this
-    round count again as they last were. A model seen for the first time starts level with the client's own: losses of
-    early rounds, when all models were poor, then count neither for nor against it.
+    A model seen for the first time starts level with the client's own: losses of early rounds, when all models were
+    poor, then count neither for nor against it.
+
+    Args:
+        old: the client's losses before the round.
+        whose: [K, N], one-hot rows that say whose model each is; the first is the client's own. A row without a one is
+            ignored.
+        loss: [K], the losses of these models now.
+        beta: the weight of the new loss in an exponential moving average; None adds up losses over rounds instead.
     """
     seen = whose.any(0)
     last = torch.where(seen, (whose * loss[:, None]).sum(0), old.last)
@@ -86,11 +115,11 @@ def track(old: Losses, whose: Tensor, loss: Tensor, beta: float | None) -> Losse
 
 
 def posterior(tracked: Tensor, visited: Tensor) -> Tensor:
-    """softmax(-tracked) over those visited, along the last axis."""
+    """Return softmax(-tracked) along the last axis, over those models that were visited; the others get 0."""
     return torch.softmax(torch.where(visited, -tracked, -torch.inf), -1)
 
 
-def contribute(
+def contributions(
     task: Task,
     optimizer: Optimizer | None,
     models: Params,
@@ -98,9 +127,19 @@ def contribute(
     weight: Tensor,
     times: Tensor,
     batches: Batches,
-) -> Steps:
-    """weight [K] times `times` [] times the gradient of the mean loss at `models` [K, ...] or, with an optimiser, times
-    the way that it goes from there."""
+) -> Contributions:
+    """Return what a client contributes to each of the K models at hand.
+
+    Args:
+        task: the model and its loss.
+        optimizer: trains each model on all of `batches`, and the way it went is contributed; None contributes the
+            gradient of the mean loss over the first epoch instead.
+        models: leaves [K, ...].
+        owners: [K], whose they are.
+        weight: [K], the client's posterior weights.
+        times: a scalar by which trained parameters' contributions are multiplied besides.
+        batches: the client's minibatches.
+    """
     trained, rest = task.split(models)
     if optimizer is None:
         grads, left = vmap(lambda model: mean_gradient(task, model, batches.epoch(0)))(models)
@@ -108,16 +147,24 @@ def contribute(
         ends, left = task.split(vmap(lambda model: train(task, optimizer, model, batches)[0])(models))
         grads = tree.sub(trained, ends)
     scaled = vmap(lambda w, values: tree.map(lambda leaf: w * leaf, values))
-    return Steps(owners, weight, scaled(weight * times, grads), scaled(weight, tree.sub(left, rest)))
+    return Contributions(owners, weight, scaled(weight * times, grads), scaled(weight, tree.sub(left, rest)))
 
 
-def step_owners(
-    optimizer: Optimizer | None, models: Params, states: Tree, steps: Steps, idle_below: float
+def apply_contributions(
+    optimizer: Optimizer | None, models: Params, states: Tree, steps: Contributions, idle_below: float
 ) -> tuple[Params, Tree]:
-    """All models [N, ...], and the states of their optimisers, after the contributions `steps` (rows, one a sender).
+    """Step every client's model by what all senders contributed to it.
 
-    Gradients are summed and given to the optimiser. Without one (ways gone), and for buffers, a model goes the sum over
-    max(1, total weight). A model whose total weight is less than `idle_below` stays as it is.
+    Args:
+        optimizer: takes a step with the sum of contributed gradients. None: contributions are ways gone, and a model
+            goes their sum over max(1, total weight), as buffers always do.
+        models: leaves [N, ...].
+        states: the optimiser's state for each model, leaves [N, ...].
+        steps: the contributions, leaves [senders, K, ...].
+        idle_below: a model whose total weight is less than this stays as it is.
+
+    Returns:
+        The new models and the new states.
     """
     owners, size = steps.owners.flatten(), len(next(iter(models.values())))
 
@@ -137,39 +184,28 @@ def step_owners(
     return stepped
 
 
-def join(method: Any, task: Task, newcomer: Newcomer, ids: Tensor, ups: Any) -> Newcomer:
-    """FedeRiCo's `onboard`. A newcomer finds its posterior weights over the existing models, by the E-step on its own
-    data, and trains its own model, which begins at their mean; the others' models stay as they are."""
-    server = newcomer.server
-    if ups is None:
-        rows = tree.broadcast(tree.mean(server.models, server.heard), 1)
-        return newcomer._replace(server=server._replace(models=tree.put(server.models, ids, rows)))
-    new = method.aggregate(server, ids, ups)
-    models, states = tree.put((server.models, server.optimizer), ids, tree.rows((new.models, new.optimizer), ids))
-    return newcomer._replace(server=new._replace(models=models, optimizer=states))
+def pruned_mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float) -> Mixture:
+    """Weigh K models by their posterior, and prune those that count little.
 
-
-def implausible(method: Any, up: Any, examples: int) -> str | None:
-    """FedeRiCo's `implausible`: owners are clients, weights are posterior weights, losses are not below 0."""
-    owners, weight = up.steps.owners, up.steps.weight
-    if int(owners.min()) < 0 or int(owners.max()) >= len(up.losses.tracked):
-        return "steps for models that nobody owns"
-    if float(weight.min()) < 0 or float(weight.sum()) > 1 + 1e-4:
-        return f"posterior weights that add up to {float(weight.sum()):g}"
-    return "losses below 0" if min(float(each.min()) for each in (up.losses.tracked, up.losses.last)) < 0 else None
-
-
-def mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float) -> Mixture:
-    """Of K models with the losses `tracked` [K]; those of less weight than `prune_below` become copies of the first."""
+    Args:
+        models: leaves [K, ...].
+        tracked: [K], their losses.
+        allowed: [K] bool, which of them may count at all.
+        prune_below: a model of less weight gets weight 0 and becomes a copy of the first, so that it need not be kept;
+            the heaviest always stays.
+    """
     weight = posterior(tracked, allowed)
     kept = weight >= weight.max().clamp_max(prune_below)
     models = vmap(tree.where, in_dims=(0, 0, None))(kept, models, tree.rows(models, 0))
     return Mixture(models, weight * kept / (weight * kept).sum())
 
 
-def predict_together(task: Task, view: Mixture, x: Tensor) -> Tensor:
-    """The weighted mean of what the models predict: of their softmax outputs, as its logarithm, or, in a
-    regression, of the outputs themselves."""
+def predict_mixture(task: Task, view: Mixture, x: Tensor) -> Tensor:
+    """Return the weighted mean of the models' predictions for `x`.
+
+    For classes it is the logarithm of the mean of their softmax outputs, [examples, classes]; in a regression it is the
+    mean of the outputs themselves.
+    """
     outputs = vmap(task.logits, in_dims=(0, None))(view.models, x)  # [K, examples, ...]
     weight = view.weight.reshape(-1, *[1] * (outputs.ndim - 1))
     if task.kind == "regression":

@@ -1,4 +1,4 @@
-"""The picture: one HTML file from run folders, and its figures as images. Nothing but the folders is read."""
+"""Reports: one HTML file made from run folders alone, and its figures as images."""
 
 from coterie.report.write import write, write_figures
 

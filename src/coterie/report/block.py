@@ -1,4 +1,4 @@
-"""What a page is made of."""
+"""The parts of a page."""
 
 from __future__ import annotations
 
@@ -7,65 +7,72 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-Trace = dict[str, Any]  # as plotly.js has it; a dict, since checking thousands of them costs seconds
+Trace = dict[str, Any]  # as plotly.js reads it; a dict, because validating thousands of trace objects takes seconds
 
 
 @dataclass(frozen=True)
-class State:
-    """One position of a figure's control: these traces take the place of the figure's."""
+class ControlState:
+    """One position of a figure's control; its traces replace those of the figure."""
 
     label: str
     traces: list[Trace]
-    axis: str | None = None  # a new title of the y axis
+    axis: str | None = None  # new title of the y axis
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with a heading and one sentence that says how to read it."""
+    """A figure with a heading and a caption that says how to read it."""
 
-    name: str  # of its files
+    name: str  # of its image files
     heading: str
-    says: str
+    caption: str
     figure: go.Figure
-    states: list[State] = field(default_factory=list)  # empty: it has no control
+    states: list[ControlState] = field(default_factory=list)  # empty: no control
     control: Literal["slider", "choose"] = "choose"
     about: str = ""  # the control's label
-    group: str = ""  # controls of one group move together
+    group: str = ""  # controls of the same group move together
     start: int = 0
-    half: bool = False  # half as wide as the page, where the page is wide enough
+    half: bool = False  # half as wide as the page, if the page is wide enough
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text, or (text, what it is sorted by)."""
+    """A table. A cell is text, or (text, the key to sort it by)."""
 
     name: str
     heading: str
     columns: list[str]
     rows: list[list[Any]]
-    says: str = ""
-    foot: list[list[str]] = field(default_factory=list)  # stay at the end
+    caption: str = ""
+    foot: list[list[str]] = field(default_factory=list)  # rows that stay at the end when the table is sorted
 
 
 @dataclass(frozen=True)
 class Note:
+    """A paragraph of text."""
+
     text: str
 
 
 @dataclass(frozen=True)
 class Section:
+    """Blocks under one heading."""
+
     heading: str
     blocks: list[Picture | Table | Note]
 
 
 @dataclass(frozen=True)
 class Page:
+    """All content of an HTML report."""
+
     title: str
     subtitle: str
     verdict: str
-    tiles: list[tuple[str, str, str]]  # what, value, beside it
+    tiles: list[tuple[str, str, str]]  # label, value, remark
     sections: list[Section]
 
     @property
     def pictures(self) -> list[Picture]:
+        """All figures of the page, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]

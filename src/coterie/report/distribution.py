@@ -1,4 +1,4 @@
-"""Who has what: bubbles of clients and classes, and how many examples each client has."""
+"""Draws which client has which classes, and how many examples each client has."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from coterie.report.style import GRID, OURS, figure, name_axis, plain
+from coterie.report.style import GRID, OURS, figure, name_axis, short_label
 
-LARGEST = 26.0  # pixels
+MAX_BUBBLE_PIXELS = 26.0
 
 
 def bubbles(counts: NDArray[Any], clients: Sequence[str], classes: Sequence[str]) -> go.Figure:
-    """`counts` [clients, classes]: a bubble's area is the number of examples."""
+    """Draw a bubble for each of `counts` [clients, classes]; its area is the number of examples."""
     counts = np.asarray(counts, dtype=float)
     i, k = np.nonzero(counts > 0)
     values = counts[i, k]
-    room = 0.9 * 640 / max(len(clients), 1)  # a column's width on a page; bubbles beside each other should not touch
-    largest = float(np.clip(room, 5, LARGEST))
+    room = 0.9 * 640 / max(len(clients), 1)  # width of a column, so that neighbouring bubbles do not touch
+    largest = float(np.clip(room, 5, MAX_BUBBLE_PIXELS))
     made = figure(height=int(np.clip(24 * len(classes) + 110, 180, 640)), showlegend=False)
     texts = [
-        f"{plain(clients[a])}<br>class {plain(classes[b])}: {v:,.0f} examples"
+        f"{short_label(clients[a])}<br>class {short_label(classes[b])}: {v:,.0f} examples"
         for a, b, v in zip(i.tolist(), k.tolist(), values, strict=True)
     ]
     marker = {"color": OURS, "opacity": 0.75, "line": {"width": 0}, "sizemode": "area"}
@@ -37,7 +37,7 @@ def bubbles(counts: NDArray[Any], clients: Sequence[str], classes: Sequence[str]
 
 
 def sizes(counts: NDArray[Any], clients: Sequence[str]) -> go.Figure:
-    """`counts` [clients] or [clients, classes]: examples a client."""
+    """Draw the number of examples per client, from `counts` [clients] or [clients, classes]."""
     counts = np.asarray(counts, dtype=float)
     totals = counts.sum(1) if counts.ndim > 1 else counts
     made = figure(height=260, showlegend=False, bargap=0.25)
@@ -45,7 +45,7 @@ def sizes(counts: NDArray[Any], clients: Sequence[str]) -> go.Figure:
         x=np.arange(len(clients)),
         y=totals,
         marker={"color": OURS, "line": {"width": 0}},
-        text=[plain(name) for name in clients],
+        text=[short_label(name) for name in clients],
         textposition="none",
         hovertemplate="%{text}: %{y:,.0f} examples<extra></extra>",
     )

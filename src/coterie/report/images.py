@@ -1,4 +1,4 @@
-"""Figures as PNG and SVG, drawn by a Chromium that is installed, through kaleido (the extra `figures`)."""
+"""Exports figures as PNG and SVG with kaleido (the extra `figures`) and an installed Chromium or Chrome."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.report.block import Page, Picture
 from coterie.report.style import INK
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-WIDTH, PIXELS = 820, 2  # of an image, and pixels a point in a PNG
+WIDTH, PNG_SCALE = 820, 2  # width of an image in points, and pixels per point in a PNG
 
 
 def export(page: Page, folder: Path) -> list[Path]:
+    """Write every figure of a page to `folder`; return the files."""
     check()
     import plotly.io
 
@@ -28,20 +29,20 @@ def export(page: Page, folder: Path) -> list[Path]:
         raise CoterieError(f"'{folder}' cannot be written: {error.strerror or error}") from error
     figures, targets, scales = [], [], []
     for picture in page.pictures:
-        for form, zoom in (("svg", 1), ("png", PIXELS)):
-            figures.append(_printed(picture))
+        for form, zoom in (("svg", 1), ("png", PNG_SCALE)):
+            figures.append(_for_print(picture))
             targets.append(folder / f"{picture.name}.{form}")
             scales.append(zoom)
     try:
         widths, heights = ([int(each.layout[side]) for each in figures] for side in ("width", "height"))
         plotly.io.write_images(figures, targets, scale=scales, width=widths, height=heights)
-    except Exception as error:  # of many kinds, from the browser up
+    except Exception as error:  # kaleido and the browser raise many kinds of errors
         raise CoterieError(f"the browser could not draw the figures: {error}") from error
     return targets
 
 
 def check() -> None:
-    """Raises `CoterieError` if images cannot be made here."""
+    """Raise `CoterieError` if kaleido or a browser is missing."""
     if importlib.util.find_spec("kaleido") is None:
         raise CoterieError("figures as PNG and SVG need kaleido: pip install 'coterie[figures]'")
     if "BROWSER_PATH" in os.environ:
@@ -49,14 +50,14 @@ def check() -> None:
     found = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if found is None:
         raise CoterieError(
-            "figures as PNG and SVG are drawn by Chromium or Chrome, and none was found: install one "
-            "(Debian: apt install chromium), or name its program in the environment variable BROWSER_PATH"
+            "figures as PNG and SVG need Chromium or Chrome, and neither was found: install one (Debian: apt install "
+            "chromium), or set the environment variable BROWSER_PATH to its program"
         )
     os.environ["BROWSER_PATH"] = found
 
 
-def _printed(picture: Picture) -> go.Figure:
-    """On white, with its heading."""
+def _for_print(picture: Picture) -> go.Figure:
+    """Return a copy of the figure on white, with its heading."""
     made = copy.deepcopy(picture.figure)
     heading = {"text": picture.heading, "x": 0.02, "font": {"size": 15, "color": INK}}
     width = 560 if picture.half else WIDTH

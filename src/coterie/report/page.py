@@ -1,4 +1,4 @@
-"""A page as one HTML file: figures as data, the drawing library packed inside, and nothing fetched from anywhere."""
+"""Renders a page as one HTML file with all figures and the drawing library inside, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _NUMBER = ' class="number"'
 
 
 def render(page: Page) -> str:
+    """Return the text of the HTML file."""
     from coterie import __version__
 
     escaped = {name: html.escape(getattr(page, name)) for name in ("title", "subtitle", "verdict")}
@@ -55,7 +56,7 @@ script-src 'unsafe-inline' blob:; img-src data: blob:">
 <p id="trouble" class="note" hidden></p>
 {"".join(_section(k, section) for k, section in enumerate(page.sections))}
 </main>
-<footer>Written by Coterie {__version__}; drawn by plotly {plotly.__version__}, which is inside this file.</footer>
+<footer>Written by Coterie {__version__}; figures by plotly {plotly.__version__}, included in this file.</footer>
 <script type="application/json" id="figures">{_json(figures)}</script>
 <script type="application/json" id="dark">{_json(DARK)}</script>
 <script type="text/plain" id="library">{_library()}</script>
@@ -80,7 +81,7 @@ def _picture(picture: Picture) -> str:
     height = int(picture.figure.layout.height)
     return (
         f'<figure class="card{" half" if picture.half else ""}" data-figure="{html.escape(picture.name)}">'
-        f"<h3>{html.escape(picture.heading)}</h3><figcaption>{html.escape(picture.says)}</figcaption>"
+        f"<h3>{html.escape(picture.heading)}</h3><figcaption>{html.escape(picture.caption)}</figcaption>"
         f'{_control(picture)}<div class="plot" style="height:{height}px"></div></figure>'
     )
 
@@ -108,9 +109,10 @@ def _table(table: Table) -> str:
     )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     foot = "".join(f"<tr>{''.join(map(_foot, row, right))}</tr>" for row in table.foot)
-    says = f"<figcaption>{html.escape(table.says)}</figcaption>" if table.says else ""
+    caption = f"<figcaption>{html.escape(table.caption)}</figcaption>" if table.caption else ""
     return (
-        f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{html.escape(table.heading)}</h3>{says}'
+        f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{html.escape(table.heading)}</h3>'
+        f"{caption}"
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>'
         '</div><p class="copy"><button type="button" data-copy="markdown">Copy as Markdown</button>'
         '<button type="button" data-copy="latex">Copy as LaTeX</button><span role="status"></span></p></figure>'
@@ -130,27 +132,27 @@ def _foot(text: str, is_number: bool) -> str:
 
 
 def _figure(picture: Picture) -> dict[str, Any]:
-    states = [{"label": s.label, "axis": s.axis, "traces": _plain(s.traces)} for s in picture.states]
-    made = _plain(picture.figure.to_plotly_json())
+    states = [{"label": s.label, "axis": s.axis, "traces": _json_values(s.traces)} for s in picture.states]
+    made = _json_values(picture.figure.to_plotly_json())
     return {"data": made["data"], "layout": made["layout"], "states": states, "at": picture.start}
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it: numbers in base64, which plotly.js reads, and null for what is not finite."""
+def _json_values(value: Any) -> Any:
+    """Convert to JSON values: float arrays in base64, which plotly.js reads, and null for NaN and infinity."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
         packed = base64.b64encode(np.ascontiguousarray(value, dtype="<f4").tobytes()).decode()
         return {"dtype": "f4", "bdata": packed, "shape": ", ".join(map(str, value.shape))}
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
+        return _json_values(value.tolist())
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _json_values(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_json_values(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element around it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 

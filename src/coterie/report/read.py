@@ -1,4 +1,4 @@
-"""A run folder as plain values. Only what every run has must be there; the rest is used if it is."""
+"""Reads a run folder into plain values. Files that not every run has are optional."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import CheckpointError, CoterieError
-from coterie.experiment import files
-from coterie.experiment.config import read_toml
-from coterie.experiment.folder import FORMAT
+from coterie.core.errors import CheckpointError, CoterieError
+from coterie.core.toml import read_toml
+from coterie.evaluation.benefit import with_current_verdicts
 from coterie.report.style import sign
+from coterie.storage import files
+from coterie.storage.run_folder import FORMAT
 
 Array = NDArray[np.float64]
 VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json")
 
 
 @dataclass(frozen=True)
-class Run:
+class RunData:
+    """The content of a run folder."""
+
     path: Path
     config: dict[str, Any]
-    clients: list[dict[str, Any]]  # one row a client, at the selected round
+    clients: list[dict[str, Any]]  # one row per client, at the selected round
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     metric: str
@@ -35,7 +38,7 @@ class Run:
     data: dict[str, Any] | None = None  # what each client has
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    reference: Run | None = None  # every client alone
+    reference: RunData | None = None  # training alone
 
     @property
     def method(self) -> str:
@@ -59,19 +62,19 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """The one that selected the round first."""
+        """All metrics; the one that selected the round comes first."""
         return sorted(self.evaluated[0]["test"], key=lambda name: name != self.metric) if self.evaluated else []
 
     def column(self, name: str) -> Array:
-        """[clients]; NaN where it is not known."""
+        """Return a column of clients.csv, [clients]; NaN where it is unknown."""
         return numbers([row.get(name) for row in self.clients])
 
     def scores(self, metric: str | None = None) -> Array:
-        """[clients]: the test metric at the selected round."""
+        """Return the test metric at the selected round, [clients]."""
         return self.column(f"test_{metric or self.metric}")
 
     def alone(self, metric: str | None = None) -> Array | None:
-        """[clients]: the test metric of training alone, at its own selected round."""
+        """Return the test metric of training alone at its own selected round, [clients]; None if it is unknown."""
         if self.method == "local":
             return self.scores(metric)
         if self.reference is not None:
@@ -80,14 +83,14 @@ class Run:
         return None if np.isnan(found).all() else found
 
     def gains(self, metric: str | None = None) -> Array | None:
-        """[clients]: how much better than alone; more is better for every metric."""
+        """Return how much better each client is than alone, [clients]; positive is better for every metric."""
         alone = self.alone(metric)
         if alone is None or self.method == "local":
             return None
         return sign(metric or self.metric) * (self.scores(metric) - alone)
 
     def curve(self, metric: str, split: str = "test") -> tuple[Array, Array]:
-        """(rounds [T], values [T, clients])."""
+        """Return (rounds [T], values [T, clients]) of a metric."""
         found = [record for record in self.evaluated if metric in record.get(split, {})]
         at = np.array([record["round"] for record in found], dtype=float)
         values = [numbers(record[split][metric]) for record in found]
@@ -95,20 +98,20 @@ class Run:
 
 
 def numbers(values: Any) -> Array:
-    """Floats, with NaN for what is missing or not finite."""
+    """Convert to floats, with NaN for values that are missing or not finite."""
     found = np.array([_float(value) for value in values], dtype=float)
     found[~np.isfinite(found)] = np.nan
     return found
 
 
 def mean(values: Array) -> float:
-    """Over what is known."""
+    """Average the values that are not NaN."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else math.nan
 
 
 def find(paths: list[Path]) -> list[Path]:
-    """The run folders among `paths`, where a folder of runs (of `coterie compare`) stands for all of them."""
+    """Return all run folders of `paths`; a folder of `coterie compare` stands for all its runs."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -116,31 +119,31 @@ def find(paths: list[Path]) -> list[Path]:
         inside = [path] if (path / "config.toml").exists() else sorted(p.parent for p in path.glob("*/config.toml"))
         if not inside:
             raise CoterieError(
-                f"'{path}' is not a run folder (it has no config.toml), and holds none: "
-                "name a folder that 'coterie run' or 'coterie compare' has written"
+                f"'{path}' is not a run folder (it has no config.toml) and does not contain any: "
+                "give a folder that 'coterie run' or 'coterie compare' has written"
             )
         found += [each for each in inside if each not in found]
     return found
 
 
-def read(path: Path) -> Run:
-    """Raises `CheckpointError` in words if the run is not complete, damaged, or of a newer version."""
+def read(path: Path) -> RunData:
+    """Read a run folder; raise `CheckpointError` if it is incomplete, damaged, or of a newer version."""
     for name in VERSIONED:
         _check_version(path / name)
     config = read_toml(path / "config.toml")
     if not (path / "summary.json").exists() or not (path / "clients.csv").exists():
-        raise CheckpointError(f"'{path}' is not complete: 'coterie resume {path}' goes on with it")
+        raise CheckpointError(f"'{path}' is not complete: 'coterie resume {path}' continues it")
     try:
         summary = files.read_json(path / "summary.json")
         metric = str(summary["selected_by"]).split()[-1]
-        run = Run(
+        run = RunData(
             path,
             config,
             _read_clients(path / "clients.csv"),
             _read_rounds(path / "rounds.jsonl"),
             summary,
             metric,
-            _optional(path / "benefit.json"),
+            _benefit(path / "benefit.json"),
             _optional(path / "data.json"),
             _optional(path / "engine.json") or {},
             _optional(path / "environment.json") or {},
@@ -152,18 +155,18 @@ def read(path: Path) -> Run:
     return run
 
 
-def _reference(path: Path) -> Run | None:
+def _reference(path: Path) -> RunData | None:
     beside = path / "reference"
     return read(beside) if (beside / "summary.json").exists() else None
 
 
-def _check(run: Run) -> None:
+def _check(run: RunData) -> None:
     if not run.clients:
         raise ValueError("clients.csv has no client")
     for record in run.evaluated:
         for by in (record[part] for part in ("validation", "test") if part in record):
             if any(len(values) != len(run.clients) for values in by.values()):
-                raise ValueError(f"round {record['round']} has not one value a client")
+                raise ValueError(f"round {record['round']} does not have one value per client")
     if run.benefit is not None and [row["client"] for row in run.benefit["clients"]] != run.names:
         raise ValueError("benefit.json and clients.csv do not have the same clients")
 
@@ -183,8 +186,13 @@ def _optional(path: Path) -> dict[str, Any] | None:
         return None
     found = files.read_json(path)
     if not isinstance(found, dict):
-        raise CheckpointError(f"'{path}' cannot be read: it holds a {type(found).__name__}, not a table")
+        raise CheckpointError(f"'{path}' cannot be read: it contains a {type(found).__name__}, not a table")
     return found
+
+
+def _benefit(path: Path) -> dict[str, Any] | None:
+    found = _optional(path)
+    return None if found is None else with_current_verdicts(found)
 
 
 def _read_clients(path: Path) -> list[dict[str, Any]]:

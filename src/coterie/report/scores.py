@@ -1,4 +1,4 @@
-"""Figures of metrics: gains over training alone, curves over rounds, and how clients are spread."""
+"""Draws metrics: gains over training alone, curves over rounds, and the spread over clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
-from coterie.report.block import Picture, State, Trace
-from coterie.report.read import Array, Run, mean
+from coterie.report.block import ControlState, Picture, Trace
+from coterie.report.read import Array, RunData, mean
 from coterie.report.style import (
     ALONE,
     FAINT,
@@ -18,20 +18,20 @@ from coterie.report.style import (
     UNSURE,
     WORSE,
     figure,
+    metric_title,
+    metric_words,
     name_axis,
     number,
-    plain,
     scale,
-    title,
-    words,
+    short_label,
 )
 
-POINTS = 12_000  # of all clients' curves of one metric; of more rounds, some are left out
-VERDICTS = {"gains": OURS, "cannot tell": UNSURE, "even": UNSURE, "loses": WORSE}
+MAX_CURVE_POINTS = 12_000  # of all clients' curves of one metric; rounds are left out beyond
+VERDICTS = {"gains": OURS, "undecided": UNSURE, "unchanged": UNSURE, "loses": WORSE}
 
 
-def gains(run: Run) -> Picture | None:
-    """FedAMP-style bars, the largest gain on top; with intervals where the run has them."""
+def gains(run: RunData) -> Picture | None:
+    """Draw each client's gain as a bar, the largest on top, with intervals if the run has them."""
     found = run.gains()
     if found is None:
         return None
@@ -41,7 +41,7 @@ def gains(run: Run) -> Picture | None:
     kinds = (
         [row["verdict"] for row in rows]
         if rows
-        else ["gains" if gain > 0 else "loses" if gain < 0 else "even" for gain in found]
+        else ["gains" if gain > 0 else "loses" if gain < 0 else "unchanged" for gain in found]
     )
     factor, alone, ours = scale(run.metric), run.alone(), run.scores()
     assert alone is not None
@@ -56,7 +56,7 @@ def gains(run: Run) -> Picture | None:
             x=factor * found[mine],
             name=f"{kind} ({len(mine)})",
             marker={"color": colour, "line": {"width": 0}},
-            text=[_gain_words(run, i, found, alone, ours) for i in mine],
+            text=[_gain_text(run, i, found, alone, ours) for i in mine],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
         )
@@ -74,37 +74,39 @@ def gains(run: Run) -> Picture | None:
         made.add_trace(bars)
     name_axis(made.layout.yaxis, [run.names[i] for i in order], 60)
     made.update_yaxes(range=[len(found) - 0.4, -0.6], showgrid=False)
-    what = f"points of {words(run.metric)}" if factor == 100 else words(run.metric)
+    what = f"points of {metric_words(run.metric)}" if factor == 100 else metric_words(run.metric)
     made.update_xaxes(title_text=f"gain ({what})", zeroline=True)
     made.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
     level = f"{round(100 * run.benefit.get('level', 0.95))} %" if run.benefit else ""
-    says = "Each bar is one client's test result minus what it reaches alone with as many gradient steps" + (
-        f"; the line is a {level} interval over its test examples, and grey bars are those whose interval holds zero."
+    caption = "Each bar is one client's test result minus its result alone after the same number of gradient steps" + (
+        f"; the line is a {level} interval over its test examples, and a bar is grey if the interval includes zero."
         if level
-        else ". This run has no intervals, so a short bar may be chance."
+        else ". This run has no intervals, so a short bar may be due to chance."
     )
-    return Picture("gain", "Gain over training alone", says, made)
+    return Picture("gain", "Gain over training alone", caption, made)
 
 
-def curves(run: Run) -> Picture | None:
-    """Every client, the mean, and the mean of training alone; one state a metric."""
+def curves(run: RunData) -> Picture | None:
+    """Draw every client, the mean, and the mean of training alone, with one state per metric."""
     if not run.metrics:
         return None
-    states = [State(title(metric), _curve_traces(run, metric), title(metric)) for metric in run.metrics]
+    states = [
+        ControlState(metric_title(metric), _curve_traces(run, metric), metric_title(metric)) for metric in run.metrics
+    ]
     made = figure(height=380, showlegend=True)
     made.add_traces(states[0].traces)
     made.update_xaxes(title_text="round", showgrid=False)
     made.update_yaxes(title_text=states[0].axis)
     made.add_vline(x=run.selected, line={"color": MUTED, "width": 1, "dash": "dot"})
-    says = (
+    caption = (
         f"Test results round by round: thin lines are clients, the bold one their mean; "
-        f"the dotted line marks round {run.selected}, selected by mean validation {words(run.metric)}."
+        f"the dotted line marks round {run.selected}, selected by mean validation {metric_words(run.metric)}."
     )
-    return Picture("curves", "Round by round", says, made, states if len(states) > 1 else [], about="Metric")
+    return Picture("curves", "Round by round", caption, made, states if len(states) > 1 else [], about="Metric")
 
 
 def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str]) -> Picture:
-    """FedAMP's Figure 2: how the clients' results are distributed, one line a method."""
+    """Draw the distribution of the clients' results, one line per method, as in FedAMP's Figure 2."""
     made = figure(height=int(np.clip(64 * len(scores) + 90, 200, 900)), showlegend=False)
     labels = list(scores)
     for k, (label, values) in enumerate(scores.items()):
@@ -113,7 +115,7 @@ def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str])
         made.add_box(
             x=scale(metric) * known,
             y=np.full(len(known), k),
-            name=plain(label),
+            name=short_label(label),
             orientation="h",
             boxpoints="all",
             pointpos=0,
@@ -126,19 +128,24 @@ def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str])
         )
     name_axis(made.layout.yaxis, labels)
     made.update_yaxes(range=[len(labels) - 0.4, -0.6], showgrid=False)
-    made.update_xaxes(title_text=f"test {title(metric)}")
-    says = "Every dot is a client; the box holds the middle half of them, and its line is the median."
-    return Picture("spread", "How clients fare", says, made)
+    made.update_xaxes(title_text=f"test {metric_title(metric)}")
+    caption = "Every dot is a client. The box contains the middle half of them, and its line is the median."
+    return Picture("spread", "Distribution over clients", caption, made)
 
 
 def thinned(count: int, width: int) -> list[int]:
-    """Positions of at most POINTS / width of `count` rounds, with the first and the last."""
+    """Return positions of at most MAX_CURVE_POINTS / width of `count` rounds, including the first and the last."""
     return sorted(
-        set(np.linspace(0, count - 1, min(count, max(2, POINTS // max(width, 1)))).round().astype(int).tolist())
+        set(
+            np.linspace(0, count - 1, min(count, max(2, MAX_CURVE_POINTS // max(width, 1))))
+            .round()
+            .astype(int)
+            .tolist()
+        )
     )
 
 
-def _curve_traces(run: Run, metric: str) -> list[Trace]:
+def _curve_traces(run: RunData, metric: str) -> list[Trace]:
     at, values = run.curve(metric)
     keep = thinned(len(at), len(run.names))
     at, values, factor = at[keep], values[keep], scale(metric)
@@ -152,17 +159,17 @@ def _curve_traces(run: Run, metric: str) -> list[Trace]:
             "mode": mode,
             "line": {"color": FAINT, "width": 1},
             "marker": {"color": FAINT},
-            "name": "a client" if len(run.names) > 1 else plain(name),
+            "name": "a client" if len(run.names) > 1 else short_label(name),
             "legendgroup": "clients",
             "showlegend": i == 0,
-            "hovertemplate": f"{plain(name)}, round %{{x}}: {shape}<extra></extra>",
+            "hovertemplate": f"{short_label(name)}, round %{{x}}: {shape}<extra></extra>",
         }
         for i, name in enumerate(run.names)
     ]
     if run.reference is not None and metric in run.reference.metrics:
         then, theirs = run.reference.curve(metric)
         traces.append(_mean_trace(then, theirs, metric, "mean, trained alone", ALONE, "dash"))
-    traces.append(_mean_trace(at, values, metric, f"mean, {plain(run.method)}", OURS, "solid"))
+    traces.append(_mean_trace(at, values, metric, f"mean, {short_label(run.method)}", OURS, "solid"))
     return traces
 
 
@@ -185,10 +192,10 @@ def _end(row: Mapping[str, float | None], end: str) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _gain_words(run: Run, i: int, found: Array, alone: Array, ours: Array) -> str:
-    told = f"{plain(run.names[i])}: {number(run.metric, found[i], '+')}"
+def _gain_text(run: RunData, i: int, found: Array, alone: Array, ours: Array) -> str:
+    text = f"{short_label(run.names[i])}: {number(run.metric, found[i], '+')}"
     if run.benefit:
         row = run.benefit["clients"][i]
         low, high = (number(run.metric, _end(row, end), "+") for end in ("low", "high"))
-        told += f" ({low} to {high})"
-    return f"{told}<br>alone {number(run.metric, alone[i])}, {plain(run.method)} {number(run.metric, ours[i])}"
+        text += f" ({low} to {high})"
+    return f"{text}<br>alone {number(run.metric, alone[i])}, {short_label(run.method)} {number(run.metric, ours[i])}"

@@ -1,4 +1,4 @@
-"""The page of several runs: methods over seeds on the same data."""
+"""Makes the page that compares several runs: methods over seeds on the same data."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from coterie.experiment.folder import safe_name
 from coterie.report import collaboration, cost, scores
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.group import Groups, check, grouped, with_local
-from coterie.report.read import Array, Run, mean
+from coterie.report.read import Array, RunData, mean
 from coterie.report.single import data as data_of
-from coterie.report.single import flat
+from coterie.report.single import flatten_settings
 from coterie.report.style import (
     ALONE,
     figure,
     is_percent,
+    metric_title,
+    metric_words,
     name_axis,
     number,
-    plain,
     scale,
-    series,
+    series_colour,
+    short_label,
     sign,
-    title,
     unit,
-    words,
 )
-from coterie.report.verdict import title_of
+from coterie.report.verdict import method_title
+from coterie.storage.run_folder import safe_name
 
 
-def page(runs: list[Run]) -> Page:
+def page(runs: list[RunData]) -> Page:
+    """Make the page; raise `CoterieError` if the runs cannot be compared."""
     check(runs)
     runs = with_local(runs)
     groups, metric = grouped(runs), runs[0].metric
-    colours = {label: ALONE if label == "local" else series(k) for k, label in enumerate(groups)}
+    colours = {label: ALONE if label == "local" else series_colour(k) for k, label in enumerate(groups)}
     per_client = {label: _over_seeds(group, metric) for label, group in groups.items()}
     seeds = sorted({run.seed for run in runs})
     together: list[Any] = []
@@ -69,7 +70,8 @@ def page(runs: list[Run]) -> Page:
 
 
 def method_table(groups: Groups, metric: str) -> Table:
-    columns = ["method", "seeds", f"test {title(metric)}"]
+    """Return one row per method."""
+    columns = ["method", "seeds", f"test {metric_title(metric)}"]
     compared = any(_gains(group, metric) is not None for group in groups.values())
     columns += ["gain over local", "clients that gain"] if compared else []
     columns += ["worst client", "spread of clients", "sent"]
@@ -77,7 +79,7 @@ def method_table(groups: Groups, metric: str) -> Table:
     for label, group in groups.items():
         means = np.array([mean(run.scores(metric)) for run in group])
         clients = _over_seeds(group, metric)
-        row: list[Any] = [label, (str(len(group)), len(group)), (_spread(metric, means), float(means.mean()))]
+        row: list[Any] = [label, (str(len(group)), len(group)), (_mean_and_std(metric, means), float(means.mean()))]
         if compared:
             found = _gains(group, metric)
             if found is None:
@@ -85,35 +87,39 @@ def method_table(groups: Groups, metric: str) -> Table:
             else:
                 better = int((np.nanmean(found, 0) > 0).sum())
                 values = np.array([mean(each) for each in found])
-                row += [(_spread(metric, values, "+"), float(values.mean()))]
+                row += [(_mean_and_std(metric, values, "+"), float(values.mean()))]
                 row += [(f"{better} of {found.shape[1]}", better)]
         worst = float(np.nanmin(clients)) if sign(metric) > 0 else float(np.nanmax(clients))
         row += [(number(metric, worst), worst), (number(metric, float(np.nanstd(clients))), float(np.nanstd(clients)))]
         total = float(np.mean([cost.sent(run) for run in group]))
         rows.append([*row, (cost.size(total), total)])
-    says = "Means over clients, ± the standard deviation over seeds; worst client and spread are of means over seeds."
-    return Table("methods", "Methods", columns, rows, says)
+    caption = (
+        "Means over clients, ± the standard deviation over seeds. Worst client and spread refer to means over seeds."
+    )
+    return Table("methods", "Methods", columns, rows, caption)
 
 
 def gains(groups: Groups, metric: str, colours: Mapping[str, str]) -> Picture | Note:
-    """Each client's gain, a column of dots a method."""
+    """Draw each client's gain, with one line of dots per method."""
     found = {label: _gains(group, metric) for label, group in groups.items()}
     known = {label: np.nanmean(values, 0) for label, values in found.items() if values is not None}
     if not known:
         return Note(
-            "None of these runs was trained alone for comparison, so there are no gains to show: "
+            "No client was trained alone for comparison, so there are no gains to show: "
             "add a run of method local on the same data, or run them with --reference."
         )
     picture = scores.spread(known, metric, colours)
     made = picture.figure
     made.add_vline(x=0, line={"color": ALONE, "width": 1.5, "dash": "dash"})
-    made.update_xaxes(title_text=f"gain ({'points of ' * is_percent(metric)}{words(metric)})")
-    says = "Every dot is a client's gain, on average over seeds; left of the dashed line it is better off alone."
-    return Picture("gain", "Gain over training alone", says, made)
+    made.update_xaxes(title_text=f"gain ({'points of ' * is_percent(metric)}{metric_words(metric)})")
+    caption = (
+        "Every dot is a client's gain, averaged over seeds. Left of the dashed line, a client is better off alone."
+    )
+    return Picture("gain", "Gain over training alone", caption, made)
 
 
 def by_client(per_client: dict[str, Array], metric: str, names: list[str], colours: Mapping[str, str]) -> Picture:
-    """One row a client, one dot a method."""
+    """Draw one row per client with one dot per method."""
     first = next(iter(per_client.values()))
     order = np.argsort(-np.nan_to_num(first), kind="stable")
     made = figure(height=int(np.clip(22 * len(names) + 100, 200, 1400)), showlegend=True)
@@ -122,16 +128,16 @@ def by_client(per_client: dict[str, Array], metric: str, names: list[str], colou
             x=scale(metric) * values[order],
             y=np.arange(len(names)),
             mode="markers",
-            name=plain(label),
+            name=short_label(label),
             marker={"color": colours[label], "size": 9, "symbol": ("circle", "diamond", "square", "cross", "x")[k % 5]},
-            text=[plain(names[i]) for i in order],
-            hovertemplate=f"%{{text}}, {plain(label)}: %{{x:.4g}}<extra></extra>",
+            text=[short_label(names[i]) for i in order],
+            hovertemplate=f"%{{text}}, {short_label(label)}: %{{x:.4g}}<extra></extra>",
         )
     name_axis(made.layout.yaxis, [names[i] for i in order], 60)
     made.update_yaxes(range=[len(names) - 0.4, -0.6])
-    made.update_xaxes(title_text=f"test {title(metric)}")
-    says = "One line a client, one mark a method: what each client would have by choosing another method."
-    return Picture("by-client", "Client by client", says, made)
+    made.update_xaxes(title_text=f"test {metric_title(metric)}")
+    caption = "One line per client and one mark per method: what each client would get from another method."
+    return Picture("by-client", "Client by client", caption, made)
 
 
 def mean_curves(groups: Groups, metric: str, colours: Mapping[str, str]) -> Picture:
@@ -145,18 +151,18 @@ def mean_curves(groups: Groups, metric: str, colours: Mapping[str, str]) -> Pict
             y=scale(metric) * values.mean(0),
             mode="lines" if shortest > 1 else "markers",
             line={"color": colours[label], "width": 2.2, "dash": "dash" if label == "local" else "solid"},
-            name=plain(label),
-            hovertemplate=f"{plain(label)}, round %{{x}}: %{{y:.4g}}<extra></extra>",
+            name=short_label(label),
+            hovertemplate=f"{short_label(label)}, round %{{x}}: %{{y:.4g}}<extra></extra>",
         )
     made.update_xaxes(title_text="round", showgrid=False)
-    made.update_yaxes(title_text=f"test {title(metric)}")
-    says = "The mean over clients and seeds, round by round."
-    return Picture("curves", "Round by round", says, made)
+    made.update_yaxes(title_text=f"test {metric_title(metric)}")
+    caption = "Mean over clients and seeds, round by round."
+    return Picture("curves", "Round by round", caption, made)
 
 
 def settings(groups: Groups) -> list[Table]:
-    """What the methods have in common, and where they differ."""
-    all_ = {label: flat(group[0].config) for label, group in groups.items()}
+    """Return the settings that the methods have in common, and those that differ."""
+    all_ = {label: flatten_settings(group[0].config) for label, group in groups.items()}
     keys = list(dict.fromkeys(key for values in all_.values() for key in values if key not in ("seed", "method")))
     same = [key for key in keys if len({str(values.get(key)) for values in all_.values()}) == 1]
     common = [[key, str(next(iter(all_.values())).get(key))] for key in same]
@@ -166,14 +172,15 @@ def settings(groups: Groups) -> list[Table]:
 
 
 def tiles(groups: Groups, metric: str) -> list[tuple[str, str, str]]:
+    """Return the key figures at the top of the page."""
     best = _best(groups, metric)
     percent = " %" if is_percent(metric) else ""
     means = np.array([mean(run.scores(metric)) for run in groups[best]])
     made = [
         (
             "best on average",
-            title_of(best).removeprefix("training ").capitalize() if best == "local" else title_of(best),
-            f"{_spread(metric, means)}{percent}",
+            method_title(best).removeprefix("training ").capitalize() if best == "local" else method_title(best),
+            f"{_mean_and_std(metric, means)}{percent}",
         )
     ]
     found = _gains(groups[best], metric)
@@ -187,30 +194,31 @@ def tiles(groups: Groups, metric: str) -> list[tuple[str, str, str]]:
 
 
 def verdict(groups: Groups, metric: str) -> str:
+    """Say in two sentences which method is best and whether it helps."""
     best = _best(groups, metric)
-    name, rest = title_of(best), {label: group for label, group in groups.items() if label != best}
+    name, rest = method_title(best), {label: group for label, group in groups.items() if label != best}
     if not rest:
-        return f"Only {name} is here, so there is nothing to compare it with. {_beside(groups, best, metric)}"
+        return f"Only {name} is here, so there is nothing to compare it with. {_gain_sentence(groups, best, metric)}"
     second = _best(rest, metric)
     lead = sign(metric) * (_mean(groups[best], metric) - _mean(groups[second], metric))
-    ahead = f"{number(metric, lead)}{unit(metric)} ahead of {title_of(second)} in mean test {words(metric)}"
+    ahead = f"{number(metric, lead)}{unit(metric)} ahead of {method_title(second)} in mean test {metric_words(metric)}"
     if not lead > 0:
-        ahead = f"level with {title_of(second)} in mean test {words(metric)}"
-    return f"{name[0].upper()}{name[1:]} is best on average, {ahead}. {_beside(groups, best, metric)}"
+        ahead = f"level with {method_title(second)} in mean test {metric_words(metric)}"
+    return f"{name[0].upper()}{name[1:]} is best on average, {ahead}. {_gain_sentence(groups, best, metric)}"
 
 
-def _beside(groups: Groups, best: str, metric: str) -> str:
+def _gain_sentence(groups: Groups, best: str, metric: str) -> str:
     if best == "local":
-        return "No federation here pays on average: clients are better off alone."
+        return "On average no method beats training alone: clients are better off alone."
     found = _gains(groups[best], metric)
     if found is None:
-        return "No client was trained alone for comparison, so whether federation helps cannot be said."
+        return "No client was trained alone for comparison, so it is unknown whether federation helps."
     better = int((np.nanmean(found, 0) > 0).sum())
-    return f"With it, {better} of {found.shape[1]} clients do better than alone, on average over seeds."
+    return f"With it, {better} of {found.shape[1]} clients do better than alone, averaged over seeds."
 
 
-def _gains(group: list[Run], metric: str) -> Array | None:
-    """[seeds, clients] over local with the same seed; None where there is none."""
+def _gains(group: list[RunData], metric: str) -> Array | None:
+    """Return gains over training alone with the same seed, [seeds, clients]; None if they are unknown."""
     found = [run.gains(metric) for run in group]
     return None if any(each is None for each in found) else np.array(found)
 
@@ -220,12 +228,12 @@ def _renamed(picture: Picture, label: str, seed: int) -> Picture:
     return dataclasses.replace(picture, name=f"{picture.name}-{safe_name(label)}", heading=heading)
 
 
-def _over_seeds(group: list[Run], metric: str) -> Array:
+def _over_seeds(group: list[RunData], metric: str) -> Array:
     values: Array = np.nanmean(np.array([run.scores(metric) for run in group]), 0)
     return values
 
 
-def _mean(group: list[Run], metric: str) -> float:
+def _mean(group: list[RunData], metric: str) -> float:
     return float(np.mean([mean(run.scores(metric)) for run in group]))
 
 
@@ -233,6 +241,6 @@ def _best(groups: Groups, metric: str) -> str:
     return max(groups, key=lambda label: sign(metric) * _mean(groups[label], metric))
 
 
-def _spread(metric: str, values: Array, plus: str = "") -> str:
-    told = number(metric, float(values.mean()), plus)
-    return f"{told} ± {number(metric, float(values.std(ddof=1)))}" if len(values) > 1 else told
+def _mean_and_std(metric: str, values: Array, plus: str = "") -> str:
+    mean_text = number(metric, float(values.mean()), plus)
+    return f"{mean_text} ± {number(metric, float(values.std(ddof=1)))}" if len(values) > 1 else mean_text

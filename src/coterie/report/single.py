@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""Makes the page of one run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy as np
 from coterie.report import collaboration, cost, embedding, scores
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.distribution import bubbles, sizes
-from coterie.report.read import Run, mean
-from coterie.report.style import ALONE, OURS, is_percent, number, title, unit, words
-from coterie.report.verdict import title_of, verdict
+from coterie.report.read import RunData, mean
+from coterie.report.style import ALONE, OURS, is_percent, metric_title, metric_words, number, unit
+from coterie.report.verdict import method_title, verdict
 
 NO_REFERENCE = (
-    "No client was trained alone for comparison, so there are no gains to show: run it again with --reference, or give "
-    "a run of method local on the same data to this report as well."
+    "No client was trained alone for comparison, so there are no gains to show: run it again with --reference, or add "
+    "a run of method local on the same data to this report."
 )
-NO_MATRIX = "This method treats all clients alike, so there is no picture of who learns from whom."
+NO_MATRIX = "This method treats all clients alike, so there is no figure of who learns from whom."
 NO_FEATURES = (
-    "This run has kept no features: the model has no linear head, the method deploys nothing that has one, "
-    "or there are too few test examples."
+    "This run has no features to show: the deployed models have no linear last layer, or there are too few test "
+    "examples."
 )
 
 
-def page(run: Run) -> Page:
+def page(run: RunData) -> Page:
+    """Make the page."""
     benefit: list[Any] = [scores.gains(run), client_table(run), fairness(run)]
     if run.gains() is None and run.method != "local":
         benefit.insert(0, Note(NO_REFERENCE))
@@ -45,7 +46,7 @@ def page(run: Run) -> Page:
     kept = [Section(name, [block for block in blocks if block is not None]) for name, blocks in sections]
     where = f"{run.config.get('data')}, {len(run.names)} clients, model {run.config.get('model')}, seed {run.seed}"
     return Page(
-        f"{title_of(run.method)} on {run.config.get('data')}",
+        f"{method_title(run.method)} on {run.config.get('data')}",
         where,
         verdict(run),
         tiles(run),
@@ -53,12 +54,13 @@ def page(run: Run) -> Page:
     )
 
 
-def tiles(run: Run) -> list[tuple[str, str, str]]:
+def tiles(run: RunData) -> list[tuple[str, str, str]]:
+    """Return the key figures at the top of the page."""
     percent = " %" if is_percent(run.metric) else ""
     alone, gains, ours = run.alone(), run.gains(), run.scores()
     made = [
         (
-            f"mean test {words(run.metric)}",
+            f"mean test {metric_words(run.metric)}",
             f"{number(run.metric, mean(ours))}{percent}",
             f"alone {number(run.metric, mean(alone))}{percent}" if alone is not None and gains is not None else "",
         )
@@ -72,7 +74,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
         if over:
             better, worse = over["gains"], over["loses"]
         rest = len(gains) - better - worse
-        beside = f"{worse} lose{'' if worse != 1 else 's'}, {rest} {'cannot tell' if over else 'even'}"
+        beside = f"{worse} lose{'' if worse != 1 else 's'}, {rest} {'undecided' if over else 'unchanged'}"
         made.append(("clients that gain", f"{better} of {len(gains)}", beside))
     round_ = f"{run.selected} of {run.config.get('rounds', len(run.rounds))}"
     made.append(("selected round", round_, "by validation data"))
@@ -80,7 +82,8 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     return made
 
 
-def client_table(run: Run) -> Table:
+def client_table(run: RunData) -> Table:
+    """Return one row per client, with gains and verdicts if the run has them."""
     alone, gains, ours = run.alone(), run.gains(), run.scores()
     metric = run.metric
     columns = ["client", "train", "test"]
@@ -109,17 +112,18 @@ def client_table(run: Run) -> Table:
     else:
         total += [number(metric, mean(ours))]
     total += [""] * (len(columns) - len(total))
-    says = f"Test {title(metric)} at the selected round; click a heading to sort."
-    return Table("clients", "Every client", columns, rows, says, [total])
+    caption = f"Test {metric_title(metric)} at the selected round; click a heading to sort."
+    return Table("clients", "Every client", columns, rows, caption, [total])
 
 
-def fairness(run: Run) -> Table | None:
-    told = (run.benefit or {}).get("fairness")
-    if not told or run.method == "local":
+def fairness(run: RunData) -> Table | None:
+    """Return how evenly the result is spread over clients, or None if the run does not say."""
+    found = (run.benefit or {}).get("fairness")
+    if not found or run.method == "local":
         return None
     metric = run.metric
     names = {
-        "mean": "mean, each client alike",
+        "mean": "mean, unweighted",
         "weighted_mean": "mean, weighted by size",
         "std": "standard deviation over clients",
         "cv": "coefficient of variation",
@@ -127,31 +131,33 @@ def fairness(run: Run) -> Table | None:
     }
     rows = []
     for key, words_ in names.items():
-        pair = [told.get(side, {}).get(key) for side in ("federated", "local")]
+        pair = [found.get(side, {}).get(key) for side in ("federated", "local")]
         shown = ["–" if v is None else f"{v:.3f}" if key == "cv" else number(metric, v) for v in pair]
         rows.append([words_, *zip(shown, pair, strict=True)])
-    share = told.get("share_worse_than_alone")
+    share = found.get("share_worse_than_alone")
     foot = [] if share is None else [["clients worse than alone", f"{100 * share:.0f} %", "–"]]
-    says = f"How evenly the result is shared, in test {title(metric)}."
-    return Table("fairness", "Fairness", ["over clients", run.method, "alone"], rows, says, foot)
+    caption = f"How evenly the result is spread over clients, in test {metric_title(metric)}."
+    return Table("fairness", "Fairness", ["over clients", run.method, "alone"], rows, caption, foot)
 
 
-def data(run: Run) -> list[Picture | Table | Note]:
+def data(run: RunData) -> list[Picture | Table | Note]:
+    """Draw which classes, or how many examples, each client has."""
     facts = run.data or {}
     parts = ("train", "validation", "test")
     counts = facts.get("counts")
     if counts and facts.get("classes"):
         total = np.sum([np.array(counts[part], dtype=float) for part in parts if part in counts], axis=0)
-        says = "The area of a bubble is how many examples of a class a client has, for training and testing together."
+        caption = "The area of a bubble is the number of examples that a client has of a class, over all splits."
         made = bubbles(total, run.names, [str(name) for name in facts["classes"]])
-        return [Picture("data", "Who has what", says, made)]
+        return [Picture("data", "Who has what", caption, made)]
     total = np.nansum([run.column(part) for part in parts], axis=0)
-    says = "How many examples each client has, for training and testing together."
-    return [Picture("data", "Who has how much", says, sizes(total, run.names))]
+    caption = "The number of examples of each client, over all splits."
+    return [Picture("data", "Who has how much", caption, sizes(total, run.names))]
 
 
-def configuration(run: Run) -> list[Picture | Table | Note]:
-    rows = [[key, _shown(value)] for key, value in flat(run.config).items()]
+def configuration(run: RunData) -> list[Picture | Table | Note]:
+    """Return the settings of the run, and the versions and machine it ran with."""
+    rows = [[key, _shown(value)] for key, value in flatten_settings(run.config).items()]
     made: list[Picture | Table | Note] = [Table("configuration", "Settings", ["setting", "value"], rows)]
     versions = run.environment.get("packages", {})
     engine = run.engine.get("engine", {})
@@ -160,12 +166,12 @@ def configuration(run: Run) -> list[Picture | Table | Note]:
     about += [[name, str(version)] for name, version in versions.items()]
     about += [["machine", f"{run.environment.get('platform', '')}, {run.environment.get('cores', '?')} cores"]]
     if len(about) > 1:
-        made.append(Table("environment", "Where it ran", ["what", "which"], about))
+        made.append(Table("environment", "Environment", ["item", "value"], about))
     return made
 
 
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those of tables as 'hyper.sigma2'."""
+def flatten_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Flatten tables of settings to keys such as 'hyper.sigma2'."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""How figures look: a restrained palette that stays apart for colour-blind readers, and one base layout.
+"""The look of figures: a palette that colour-blind readers can distinguish, and one base layout.
 
-Figures are made for a light page. `DARK` says what each of their colours becomes on a dark one; the page replaces them.
+Figures are made for a light page. On a dark page, the script replaces each of their colours by that in `DARK`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from coterie.evaluation import BETTER
 
 INK, MUTED, GRID, FAINT = "#1a2129", "#56616e", "#e4e8ed", "#b3bfcb"
 OURS, ALONE, WORSE, UNSURE = "#0b6aa8", "#b86a00", "#bf3f24", "#8d99a6"
-LOW, MIDDLE, HIGH = "#f3f7fb", "#6fa8d0", "#0a4c7d"  # the scale of weights
+LOW, MIDDLE, HIGH = "#f3f7fb", "#6fa8d0", "#0a4c7d"  # colour scale of weights
 EDGE = "#0b6aa9"
-# Paul Tol's muted scheme, which holds for colour-blind readers; a tenth colour, then again from the start.
+# Paul Tol's muted scheme for colour-blind readers, and a tenth colour; then they repeat.
 SERIES = (
     *("#cc6677", "#332288", "#ddaa33", "#117733", "#88ccee", "#882255", "#44aa99", "#999933", "#aa4499"),
     "#777777",
@@ -35,6 +35,7 @@ SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", 
 
 
 def figure(height: int = 340, **layout: Any) -> go.Figure:
+    """Make an empty figure with the base layout."""
     axis = {"gridcolor": GRID, "zeroline": False, "linecolor": GRID, "tickcolor": GRID, "automargin": True}
     axis |= {"title": {"font": {"color": MUTED, "size": 12}, "standoff": 8}, "tickfont": {"color": MUTED, "size": 11}}
     base = go.Figure()
@@ -57,46 +58,51 @@ def figure(height: int = 340, **layout: Any) -> go.Figure:
     return base
 
 
-def series(i: int) -> str:
+def series_colour(i: int) -> str:
+    """Return the colour of the i-th series."""
     return SERIES[i % len(SERIES)]
 
 
-def plain(name: object, most: int = 26) -> str:
-    """A name as a label: short, and no mark-up."""
+def short_label(name: object, most: int = 26) -> str:
+    """Return a name as a label: shortened, and without mark-up."""
     text = str(name)
     return html.escape(text if len(text) <= most else f"{text[: most - 1]}…", quote=False)
 
 
 def name_axis(axis: Any, names: Sequence[str], most: int = 40) -> None:
-    """Names at 0, 1, ...; of many, as many as can be read."""
+    """Label the positions 0, 1, ... of an axis; if there are many, label only as many as are readable."""
     every = max(1, -(-len(names) // most))
     places = list(range(0, len(names), every))
-    axis.update(tickmode="array", tickvals=places, ticktext=[plain(names[i]) for i in places])
+    axis.update(tickmode="array", tickvals=places, ticktext=[short_label(names[i]) for i in places])
 
 
 def is_percent(metric: str) -> bool:
+    """Return whether the metric is shown in percent."""
     return metric.removeprefix("global_") in PERCENT
 
 
 def scale(metric: str) -> float:
+    """Return the factor from a metric's value to what is shown."""
     return 100.0 if is_percent(metric) else 1.0
 
 
 def sign(metric: str) -> int:
-    """1 if more is better."""
+    """Return 1 if more is better, else -1."""
     return -1 if BETTER.get(metric, max) is min else 1
 
 
-def words(metric: str) -> str:
+def metric_words(metric: str) -> str:
+    """Return the name of a metric as text."""
     return SHORT.get(metric, metric.replace("_", " "))
 
 
-def title(metric: str) -> str:
-    return f"{words(metric)} (%)" if is_percent(metric) else words(metric)
+def metric_title(metric: str) -> str:
+    """Return the name of a metric with its unit."""
+    return f"{metric_words(metric)} (%)" if is_percent(metric) else metric_words(metric)
 
 
 def number(metric: str, value: float, plus: str = "") -> str:
-    """A value, or a difference with its sign, in the metric's unit."""
+    """Format a value, or a difference with its sign, in the metric's unit."""
     if value != value:
         return "–"
     text = f"{100 * value:{plus}.1f}" if is_percent(metric) else f"{value:{plus}.3g}"
@@ -105,4 +111,5 @@ def number(metric: str, value: float, plus: str = "") -> str:
 
 
 def unit(metric: str) -> str:
+    """Return the unit of differences of a metric."""
     return " points" if is_percent(metric) else ""

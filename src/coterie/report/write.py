@@ -1,4 +1,4 @@
-"""`write` makes a report of run folders; `write_figures` its figures as images."""
+"""`write` makes the HTML report of run folders; `write_figures` writes its figures as images."""
 
 from __future__ import annotations
 
@@ -6,28 +6,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.errors import CoterieError
-from coterie.experiment import files
+from coterie.core.errors import CoterieError
+from coterie.storage import files
 
 if TYPE_CHECKING:  # plotly is imported when a page is made, not with the command line
     from coterie.report.block import Page
 
 
 def make(paths: Sequence[str | Path]) -> Page:
-    """The page of one run, or the comparison of several."""
+    """Make the page of one run, or the comparison of several."""
     from coterie.report import several, single
     from coterie.report.read import find, read
 
     if not paths:
-        raise CoterieError("name at least one run folder")
+        raise CoterieError("give at least one run folder")
     runs = [read(path) for path in find([Path(path) for path in paths])]
     return single.page(runs[0]) if len(runs) == 1 else several.page(runs)
 
 
 def write(paths: Sequence[str | Path] | str | Path, out: str | Path | None = None) -> Path:
-    """One HTML file that needs nothing else, of one run or of several compared; by default report.html in the first.
+    """Write one self-contained HTML file about one run, or comparing several.
 
-    Raises `CoterieError` in words if the folders cannot be read, or cannot be compared with each other.
+    Args:
+        paths: Run folders, or folders of `coterie compare`.
+        out: The file; by default report.html in the first folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        CoterieError: The folders cannot be read, or cannot be compared with each other.
     """
     from coterie.report.page import render
 
@@ -39,7 +47,7 @@ def write(paths: Sequence[str | Path] | str | Path, out: str | Path | None = Non
 
 
 def write_figures(paths: Sequence[str | Path] | str | Path, folder: str | Path) -> list[Path]:
-    """Every figure of the report as PNG and SVG; needs the extra `figures`."""
+    """Write every figure of the report as PNG and SVG; this needs the extra `figures`."""
     from coterie.report.images import export
 
     return export(make([paths] if isinstance(paths, str | Path) else list(paths)), Path(folder))

@@ -1,4 +1,4 @@
-"""Writing so that a crash leaves the old file or the new one, never half of one."""
+"""Files are written so that a crash leaves the old one or the new one, never half of one."""
 
 from __future__ import annotations
 
@@ -15,43 +15,50 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from coterie import tree
-from coterie.errors import CheckpointError
-from coterie.spans import timed
-from coterie.tree import Params
+from coterie.core import tree
+from coterie.core.errors import CheckpointError
+from coterie.core.tree import Params
+from coterie.profiling import timed
 
-MANY = 1000  # files that are worth one wait for the whole disk
-_waits = ContextVar("_waits", default=True)  # for the disk, at every file
+SYNC_ONCE_FILES = 1000  # so many files are worth one wait for the whole disk instead of one for each
+_sync_each = ContextVar("_sync_each", default=True)
 
 
 @contextlib.contextmanager
 def together(number: int) -> Iterator[None]:
-    """Of many files written inside, none waits for the disk, but all of them have reached it at the end.
+    """Let many files written in the block reach the disk together, at its end.
 
-    A process that dies leaves whole files, as ever. A machine that does, before the end, may leave empty ones: what
-    says that they are there is to be written after it.
+    A process that dies leaves whole files, as ever. A machine that dies before the end may leave empty ones, so the
+    file that says that they are complete is to be written after the block.
+
+    Args:
+        number: how many files there will be; for few of them, each waits for the disk as usual.
     """
-    if number < MANY or not hasattr(os, "sync"):
+    if number < SYNC_ONCE_FILES or not hasattr(os, "sync"):
         yield
         return
-    before = _waits.set(False)
+    before = _sync_each.set(False)
     try:
         yield
     finally:
-        _waits.reset(before)
+        _sync_each.reset(before)
         os.sync()
 
 
 @timed("write")
 def write(path: Path, save: Callable[[Path], None]) -> None:
-    """`save` writes a temporary neighbour, which then takes the place of `path`."""
+    """Write a file by `save`, which is given a temporary path that then takes the place of `path`.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
         save(temporary)
-        if _waits.get():
-            _wait_for(temporary)
+        if _sync_each.get():
+            _sync(temporary)
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
@@ -69,12 +76,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON has no NaN and no infinity: they become null."""
+    """Return JSON, in which NaN and infinity, which it does not have, are null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 @timed("write")
 def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors; they may share memory, and be anywhere."""
     own = tree.separate(flat)
 
     def save(temporary: Path) -> None:
@@ -87,6 +95,11 @@ def write_tensors(path: Path, flat: Params, metadata: dict[str, str] | None = No
 
 
 def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
+    """Read a file of `write_tensors`.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its checksum is another than the expected one.
+    """
     if expected_checksum is not None:
         check(path, expected_checksum)
     try:
@@ -103,6 +116,7 @@ def read_json(path: Path) -> Any:
 
 
 def check(path: Path, expected_checksum: str) -> None:
+    """Raise a `CheckpointError` if the file cannot be read or has another checksum."""
     try:
         if checksum(path) != expected_checksum:
             raise CheckpointError(f"'{path}' is corrupted: its checksum is not the one recorded when it was written")
@@ -123,8 +137,8 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _wait_for(path: Path) -> None:
-    """Until the disk has it."""
+def _sync(path: Path) -> None:
+    """Wait until the disk has the file."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

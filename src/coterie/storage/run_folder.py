@@ -1,4 +1,4 @@
-"""A run folder: what a run leaves on disk, and what it resumes from.
+"""A run folder holds what a run leaves on disk, and what it resumes from.
 
 config.toml       the configuration, as resolved        rounds.jsonl    one line a round, every client's metrics
 environment.json  versions and machine                  clients.csv     one line a client, at the selected round
@@ -35,31 +35,39 @@ from typing import Any
 import torch
 from pydantic_core import to_json
 
-from coterie import tree
-from coterie.errors import CheckpointError, CoterieWarning
+from coterie.core import tree
+from coterie.core.errors import CheckpointError, CoterieWarning
+from coterie.core.tree import Params
 from coterie.evaluation import Predictions
-from coterie.experiment import files, segments
-from coterie.experiment.simulation import State
-from coterie.spans import Profile, timed
-from coterie.tree import Params
+from coterie.evaluation.benefit import current_verdict
+from coterie.profiling import Profile, timed
+from coterie.storage import files, segments
+from coterie.storage.state import State
 
 FORMAT = 1
-PAGED = 2  # of a checkpoint whose rows are in files of their own
-SHARED = 3  # of one in which what the state has twice is once
-KEEP = 2
+PAGED = 2  # the format of a checkpoint whose rows are in files of their own
+SHARED = 3  # the format of a checkpoint in which a tensor that the state has twice is written once
+KEPT_CHECKPOINTS = 2  # the newest ones; the best round's is kept beside them
 COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
-WORDS = ("client", "verdict")  # columns of clients.csv that are no numbers
-WHOLE = ("train", "validation", "test", "round")
+TEXT_COLUMNS = ("client", "verdict")  # of clients.csv
+INTEGER_COLUMNS = ("train", "validation", "test", "round")  # of clients.csv; all others are floats
 
 
 class RunFolder:
+    """Reads and writes a run folder. What cannot be read or written raises a `CheckpointError` that names the file."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def create(self, config_toml: str) -> None:
+        """Begin the folder of a new run.
+
+        Raises:
+            CheckpointError: the folder already holds a run.
+        """
         if (self.path / "config.toml").exists():
             raise CheckpointError(
-                f"'{self.path}' holds a run already: 'coterie resume {self.path}' goes on with it, "
+                f"'{self.path}' already holds a run: 'coterie resume {self.path}' continues it, "
                 "or name another folder with --out"
             )
         files.write_text(self.path / "config.toml", config_toml)
@@ -70,7 +78,7 @@ class RunFolder:
 
     @timed("write")
     def append_lines(self, lines: list[bytes]) -> None:
-        """Records as `line_of` makes them; all of them, or none if that fails."""
+        """Append records as `line_of` makes them: all of them, or none if that fails."""
         path = self.path / "rounds.jsonl"
         left = memoryview(b"".join(lines))
         try:
@@ -87,7 +95,7 @@ class RunFolder:
             raise CheckpointError(f"'{path}' cannot be written: {error.strerror}") from error
 
     def read_rounds(self, until: int) -> list[dict[str, Any]]:
-        """The records up to round `until`; lines after it (a round that was not checkpointed) are dropped."""
+        """Read the records up to round `until`, without rounds after it, which have no checkpoint."""
         path = self.path / "rounds.jsonl"
         records = []
         for line in path.read_bytes().splitlines() if path.exists() else []:  # names may have other ends of lines
@@ -118,7 +126,7 @@ class RunFolder:
         shutil.rmtree(target, ignore_errors=True)
         building.rename(target)
         rounds = self.checkpoints()
-        for old in rounds[:-KEEP]:
+        for old in rounds[:-KEPT_CHECKPOINTS]:
             if old != best:
                 shutil.rmtree(self._checkpoint(old), ignore_errors=True)
         if rows:
@@ -128,7 +136,18 @@ class RunFolder:
         return sorted(int(path.name.removeprefix("round-")) for path in (self.path / "checkpoints").glob("round-*"))
 
     def load(self, round: int, like: State) -> tuple[State, int | None]:
-        """(the state after a round, the best round known then); raises `CheckpointError` if it is not intact."""
+        """Read the checkpoint of a round.
+
+        Args:
+            round: the round.
+            like: a state of the same structure.
+
+        Returns:
+            (the state after the round, the best round known then)
+
+        Raises:
+            CheckpointError: it is not intact, or of another run.
+        """
         folder = self._checkpoint(round)
         about = files.read_json(folder / "state.json")
         if not isinstance(about, dict) or about.get("format", 0) > SHARED:
@@ -143,7 +162,11 @@ class RunFolder:
             raise CheckpointError(f"'{folder}' does not fit this run: {error}") from error
 
     def load_last(self, like: State) -> tuple[int, State, int | None]:
-        """The newest intact checkpoint; damaged ones are named in a warning and passed over. Round 0 if none."""
+        """Read the newest intact checkpoint; damaged ones are named in a warning and passed over.
+
+        Returns:
+            (the round, the state after it, the best round known then); round 0 and `like` if there is no checkpoint.
+        """
         rounds = self.checkpoints()
         for round in reversed(rounds):
             try:
@@ -156,7 +179,7 @@ class RunFolder:
         return 0, like, None
 
     def write_trace(self, profile: Profile) -> None:
-        """For chrome://tracing."""
+        """Write trace.json for chrome://tracing."""
         files.write_text(self.path / "trace.json", files.to_json(profile.trace()) + "\n")
 
     def write_clients(self, rows: list[dict[str, Any]], file: str = "clients.csv") -> None:
@@ -173,7 +196,7 @@ class RunFolder:
                 rows = [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(f"'{path}' cannot be read: {error}") from error
-        if not rows or any(name not in rows[0] for name in ("client", *WHOLE)):
+        if not rows or any(name not in rows[0] for name in ("client", *INTEGER_COLUMNS)):
             raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
         return rows
 
@@ -205,7 +228,10 @@ class RunFolder:
 
 @timed("write")
 def line_of(record: dict[str, Any]) -> bytes:
-    """As JSON; what is not finite is null. A record has a number for every client, and more: Rust writes it sooner."""
+    """Return a record as a line of JSON, in which what is not finite is null.
+
+    A record has some numbers for every client, so the faster writer is worth it.
+    """
     try:
         return to_json(record, inf_nan_mode="null") + b"\n"
     except ValueError:  # a name that is not Unicode, as files can have
@@ -213,7 +239,11 @@ def line_of(record: dict[str, Any]) -> bytes:
 
 
 def _once(flat: Params) -> tuple[Params, dict[str, str]]:
-    """Without the tensors that are there twice (a model that a client keeps, and the server too), and what each is."""
+    """Leave out tensors that occur twice (a model that a client keeps, and the server too).
+
+    Returns:
+        (the others, {path that was left out: path of the same tensor})
+    """
     known: dict[Any, str] = {}
     own, same = Params(), dict[str, str]()
     for path, leaf in flat.items():
@@ -226,16 +256,17 @@ def _once(flat: Params) -> tuple[Params, dict[str, str]]:
 
 
 def safe_name(client: str) -> str:
-    """A client's name as a folder name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
+    """Return a client's name as a folder's name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
     text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
     return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """What `write_clients` wrote; none where there is no such file."""
+    """Read what `write_clients` wrote; no rows where there is no such file."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            rows = csv.DictReader(file)
+            return [row | {"verdict": current_verdict(row["verdict"])} if "verdict" in row else row for row in rows]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -243,20 +274,25 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _value(key: str, text: str) -> str | int | float:
-    if key in WORDS or key in WHOLE:
-        return text if key in WORDS else int(text)
+    if key == "verdict":
+        return current_verdict(text)
+    if key in TEXT_COLUMNS:
+        return text
+    if key in INTEGER_COLUMNS:
+        return int(text)
     number = float(text)
     return math.nan if math.isnan(number) else number  # one NaN, so that equal rows compare equal
 
 
 def _with_nan(key: str, value: Any) -> Any:
-    """Metrics that are not defined are null in JSON, and NaN here."""
+    """Turn null, which undefined metrics are in JSON, into NaN."""
     if not key.removeprefix("global_").startswith(("validation", "test")):
         return value
     return {name: [math.nan if each is None else each for each in values] for name, values in value.items()}
 
 
 def environment() -> dict[str, Any]:
+    """Return the versions and the machine, for environment.json."""
     packages = ("coterie", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "pydantic")
     return {
         "format": FORMAT,

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from coterie.data import fetch
-from coterie.data.fetch import Remote, Way, debian, download, get, npm
-from coterie.errors import DataError
+from coterie.core.errors import CoterieWarning, DataError
+from coterie.data.download import fetch
+from coterie.data.download.fetch import DownloadRoute, Remote, debian, download, get, npm
 
 DATA = bytes(range(256)) * 1000
 
@@ -86,11 +86,11 @@ def test_a_broken_connection_is_taken_up_where_it_broke(server, tmp_path):
 
 def test_a_download_that_was_stopped_goes_on_the_next_time(server, tmp_path):
     server.most = len(DATA) // 20
-    with pytest.raises(DataError, match=r"cannot be fetched: .*the same command goes on"):
+    with pytest.raises(DataError, match=r"cannot be downloaded: .*run the same command again to continue"):
         download(remote(server), tmp_path / "file")
     assert names(tmp_path) == ["file.part"]
     have = (tmp_path / "file.part").stat().st_size
-    assert have == fetch.TRIES * server.most
+    assert have == fetch.MAX_ATTEMPTS * server.most
     server.most = 10**9
     download(remote(server), tmp_path / "file")
     assert server.asked[-1] == f"bytes={have}-"
@@ -126,7 +126,7 @@ def test_what_is_not_there(server, tmp_path):
         download(remote(server, "/none"), tmp_path / "file")
     server.shutdown()
     server.server_close()
-    with pytest.raises(DataError, match="cannot be fetched"):
+    with pytest.raises(DataError, match="cannot be downloaded"):
         download(remote(server), tmp_path / "file")
     with pytest.raises(DataError, match="not a web address"):
         download(Remote("file:///etc/hostname", "file", "md5", ""), tmp_path / "file")
@@ -150,31 +150,58 @@ def md5(data):
 def test_files_come_out_of_a_package_checked(server, tmp_path):
     server.data = archive(a=b"one", b=gzip.compress(b"two"), c=b"not asked for")
     there = remote(server, data=server.data, file="package.tgz")
-    files = get(tmp_path / "set", [Way(lambda: [there], None, {"a": md5(b"one")})])
+    files = get(tmp_path / "set", [DownloadRoute(lambda: [there], None, {"a": md5(b"one")})])
     assert [path.read_bytes() for path in files] == [b"one"]
     assert names(tmp_path / "set") == ["a"]  # neither the package, nor what lay beside, nor anything outside
     assert names(tmp_path) == ["set"]
     with pytest.raises(DataError, match="a is not the published file"):
-        get(tmp_path / "other", [Way(lambda: [there], None, {"a": md5(b"two")})])
+        get(tmp_path / "other", [DownloadRoute(lambda: [there], None, {"a": md5(b"two")})])
     assert names(tmp_path / "other") == ["package.tgz"]
-    with pytest.raises(DataError, match="does not hold d"):
-        get(tmp_path / "third", [Way(lambda: [there], None, {"a": md5(b"one"), "d": md5(b"")})])
+    with pytest.raises(DataError, match="does not contain d"):
+        get(tmp_path / "third", [DownloadRoute(lambda: [there], None, {"a": md5(b"one"), "d": md5(b"")})])
 
 
 def test_gzipped_members_are_checked_by_what_is_inside(server, tmp_path):
     server.data = gzip.compress(b"two")
     there = remote(server, data=server.data, file="b.gz")
-    get(tmp_path, [Way(lambda: [there], None, {"b.gz": md5(b"two")})])
+    get(tmp_path, [DownloadRoute(lambda: [there], None, {"b.gz": md5(b"two")})])
     assert names(tmp_path) == ["b.gz"]
     asked = len(server.asked)
-    get(tmp_path, [Way(lambda: [there])])  # is there already
+    get(tmp_path, [DownloadRoute(lambda: [there])])  # is there already
     assert len(server.asked) == asked
 
 
-def test_the_first_way_whose_tool_is_there(tmp_path):
-    with pytest.raises(DataError, match="this needs no-such-tool"):
-        get(tmp_path, [Way(lambda: [], "no-such-tool")])
-    assert get(tmp_path, [Way(lambda: pytest.fail("not this"), "no-such-tool"), Way(lambda: [])]) == []
+def test_the_first_route_that_works_is_taken(server, tmp_path):
+    gone = DownloadRoute(lambda: [remote(server, "/none")], origin="the first")
+    with pytest.warns(CoterieWarning, match=r"answers 404 Not Found\. Trying the second next"):
+        files = get(tmp_path, [gone, DownloadRoute(lambda: [remote(server)], origin="the second")])
+    assert [path.read_bytes() for path in files] == [DATA]
+    never = DownloadRoute(lambda: pytest.fail("not this"))
+    assert get(tmp_path, [DownloadRoute(lambda: [remote(server)]), never]) == files
+
+
+def test_a_file_with_a_wrong_checksum_is_replaced_by_the_next_route(server, tmp_path):
+    wrong = DownloadRoute(lambda: [remote(server, data=b"other")])
+    with pytest.warns(CoterieWarning, match="is not the published file"):
+        get(tmp_path, [wrong, DownloadRoute(lambda: [remote(server)])])
+    assert (tmp_path / "file").read_bytes() == DATA
+
+
+@pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")
+def test_when_no_route_works_every_reason_is_given(server, tmp_path):
+    missing_tool = DownloadRoute(lambda: pytest.fail("not this"), "no-such-tool", origin="the package p")
+    with pytest.raises(DataError, match=r"^the package p needs no-such-tool, which is not installed$"):
+        get(tmp_path, [missing_tool])
+    with pytest.raises(
+        DataError, match=r"any of its 2 sources:\n- the authors' site: .*404.*\n- the package p: .*tool"
+    ):
+        get(tmp_path, [DownloadRoute(lambda: [remote(server, "/none")]), missing_tool])
+
+
+def test_a_folder_that_cannot_be_written_is_not_a_reason_for_another_route(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file/set' cannot be written"):
+        get(tmp_path / "file" / "set", [DownloadRoute(lambda: []), DownloadRoute(lambda: pytest.fail("not this"))])
 
 
 def test_npm_and_apt_are_asked_where_their_packages_lie(monkeypatch):
@@ -188,7 +215,7 @@ def test_npm_and_apt_are_asked_where_their_packages_lie(monkeypatch):
     assert debian("p") == [Remote("http://example.org/p_1_all.deb", "p.deb", "sha256", "abc")]
     for words in (b"{}", b"", b"null"):
         said["npm"] = words
-        with pytest.raises(DataError, match="npm does not say where its package p"):
+        with pytest.raises(DataError, match="npm does not give a URL and checksum for the package p"):
             npm("p")
     said["apt-get"] = b""
     with pytest.raises(DataError, match="apt-get update"):
@@ -196,7 +223,7 @@ def test_npm_and_apt_are_asked_where_their_packages_lie(monkeypatch):
 
 
 def test_a_tool_that_fails_is_quoted():
-    with pytest.raises(DataError, match="'false' does not work"):
+    with pytest.raises(DataError, match="'false' failed"):
         fetch._run("false")
-    with pytest.raises(DataError, match="does not work"):
+    with pytest.raises(DataError, match="failed"):
         fetch._run("no-such-tool-at-all")

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
 
 seeds = st.integers(0, 50)
 

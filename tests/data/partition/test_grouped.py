@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.errors import DataError
 from coterie.data.partition import FEDAMP, Group, groups, practical
 from coterie.data.partition.grouped import equal_groups
 from coterie.data.partition.skew import label_groups
-from coterie.errors import DataError
 
 from .kit import check, labelled, outcome, same, seeds
 
@@ -56,7 +56,7 @@ def test_practical_clients_have_their_sizes_and_dominating_classes(sizes, seed, 
     illegal = clients < 1 or size < 1 or cut >= len(sizes)
     parts, refusal = outcome(lambda: practical(labels, which, seed, dominant))
     if parts is None:
-        assert illegal or "wants" in refusal
+        assert illegal or "this partition needs" in refusal
         return
     assert not illegal
     check(parts, len(labels), clients + 1)
@@ -106,15 +106,15 @@ def test_fedamps_emnist_is_the_papers():
 def test_illegal_groups_are_refused_in_words():
     labels = pool(50, 50)
     for which, words in (
-        ([Group(1, (0, 1), 5)], "dominates in all classes"),
+        ([Group(1, (0, 1), 5)], "has all classes as dominating"),
         ([Group(1, (7,), 5)], "no class 7"),
-        ([Group(9, (0,), 20)], "class 0 has 50 examples, but this partition wants 144"),
+        ([Group(9, (0,), 20)], "class 0 has 50 examples, but this partition needs 144"),
     ):
         with pytest.raises(DataError, match=words):
             practical(labels, which, 0)
     with pytest.raises(DataError, match="between 0 and 1"):
         practical(labels, [Group(1, (0,), 5)], 0, dominant=1.0)
-    with pytest.raises(DataError, match="do not make 3 groups"):
+    with pytest.raises(DataError, match="cannot form 3 groups"):
         equal_groups(labels, 4, 3, [5])
     with pytest.raises(DataError, match="one for each of the 2 groups"):
         equal_groups(labels, 4, 2, [5, 6, 7])

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.errors import DataError
 from coterie.data.partition import iid, merged, natural, quantity, subsample
-from coterie.errors import DataError
 
 from .kit import check, same, seeds
 
@@ -91,7 +91,7 @@ def test_which_silos_take_part_depends_on_the_seed():
 @settings(deadline=None, max_examples=40)
 def test_a_subsample_has_its_size(size, number, seed):
     if not 1 <= number <= size:
-        with pytest.raises(DataError, match="take between"):
+        with pytest.raises(DataError, match="take must be between"):
             subsample(size, number, seed)
         return
     kept = subsample(size, number, seed)

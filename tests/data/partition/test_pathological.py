@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.errors import DataError
 from coterie.data.partition import classes, shards
-from coterie.errors import DataError
 
 from .kit import check, labelled, outcome, same, seeds
 
@@ -20,7 +20,7 @@ def test_every_client_has_its_classes(labels, clients, number, each, seed):
     parts, refusal = outcome(lambda: classes(labels, clients, number, seed, each))
     if parts is None:
         # Refused: illegal, or a class that more clients drew than it can serve.
-        assert illegal or ("wants" in refusal and sizes.min() < clients * (each or 1))
+        assert illegal or ("this partition needs" in refusal and sizes.min() < clients * (each or 1))
         return
     assert not illegal
     check(parts, len(labels), clients, number)

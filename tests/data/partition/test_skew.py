@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.errors import DataError
 from coterie.data.partition import clusters, dirichlet
-from coterie.errors import DataError
 
 from .kit import check, labelled, same, seeds
 
@@ -51,7 +51,7 @@ def test_classes_of_a_cluster_go_together():
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_alpha_is_above_zero(alpha):
     for deal in (lambda: dirichlet(np.zeros(9), 2, alpha, 0, 1), lambda: clusters(np.zeros(9), 2, 1, alpha, 0, 1)):
-        with pytest.raises(DataError, match="alpha is above 0"):
+        with pytest.raises(DataError, match="alpha must be above 0"):
             deal()
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.errors import ConfigError, DataError
 from coterie.data.partition import PARTITIONS, check_spec, classes, clusters, deal, dirichlet, iid, shards
 from coterie.data.partition.spec import CLIENTS
-from coterie.errors import ConfigError, DataError
 
 from .kit import check, same
 
@@ -62,14 +62,14 @@ def test_a_quarter_is_a_quarter():
         ("dirichlet:-1", "alpha = '-1': give a number above 0"),
         ("dirichlet:nan", "give a number above 0"),
         ("dirichlet:0.3:mni=4", "has no 'mni'"),
-        ("dirichlet:0.3:min=4:7", "one value too many, '7'"),
+        ("dirichlet:0.3:min=4:7", "an extra value '7'"),
         ("dirichlet:0.3:alpha=1", "alpha twice"),
-        ("classes:1.5", "whole number from 1"),
-        ("iid:share=2", "a share, up to 1"),
+        ("classes:1.5", "whole number above 0"),
+        ("iid:share=2", "a share above 0, up to 1"),
         ("iid:share=0.5:take=3", "share or take, not both"),
         ("practical:fedamp-svhn", "one of fedamp-emnist, fedamp-mnist"),
         ("practical:3", "needs sizes"),
-        ("practical:fedamp-mnist", "has 62 clients and sizes of its own"),
+        ("practical:fedamp-mnist", "has 62 clients with fixed sizes"),
         ("lognormal:2:rule=x", "give mnist or cifar"),
     ],
 )
@@ -90,11 +90,11 @@ def test_there_is_a_number_of_clients_where_none_is_given():
 
 
 def test_what_the_data_cannot_do_is_told():
-    with pytest.raises(DataError, match="whose each example is"):
+    with pytest.raises(DataError, match="name the owner of each example"):
         deal("natural", LABELS, None, 0)
     with pytest.raises(DataError, match="at least one client"):
         deal("iid", LABELS, 0, 0)
-    with pytest.raises(DataError, match="one label an example"):
+    with pytest.raises(DataError, match="one label per example"):
         deal("iid", np.zeros((4, 2)), 2, 0)
     with pytest.raises(DataError, match="2000 labels but 3 owners"):
         deal("natural", LABELS, None, 0, owner=np.zeros(3))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coterie.data import cifar
-from coterie.data.cifar import BATCHES, read_pool, unpickle
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.data.readers import cifar
+from coterie.data.readers.cifar import BATCHES, read_pool, unpickle
 
 
 def batches(folder, monkeypatch, name="cifar10", key=b"labels", classes=10, labels=None):
@@ -65,7 +65,7 @@ def test_even_a_right_checksum_runs_nothing(function):
         def __reduce__(self):
             return function, ("true",)
 
-    with pytest.raises(DataError, match="it wants"):
+    with pytest.raises(DataError, match="which is not allowed"):
         unpickle(pickle.dumps({b"data": Evil()}), "batch")
     with pytest.raises(DataError, match="not a batch"):
         unpickle(b"cut o", "batch")
@@ -78,13 +78,13 @@ def test_batches_that_hold_something_else(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"data_batch_1': the label 10 of example 3"):
         read_pool("cifar10", tmp_path)
     batches(tmp_path, monkeypatch, key=b"other")
-    with pytest.raises(DataError, match="does not have one labels an image"):
+    with pytest.raises(DataError, match="does not have one entry of labels per image"):
         read_pool("cifar10", tmp_path)
     with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("x"), io.BytesIO())
     for batch in BATCHES["cifar10"]:
         (tmp_path / batch).unlink()
-    with pytest.raises(DataError, match="holds no data_batch_1"):
+    with pytest.raises(DataError, match="does not contain data_batch_1"):
         read_pool("cifar10", tmp_path)
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b cut off")
     with pytest.raises(DataError, match="is damaged"):

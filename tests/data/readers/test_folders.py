@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from coterie.data import folders
+from coterie.core.errors import DataError
 from coterie.data.loading import load
-from coterie.errors import DataError
+from coterie.data.readers import folders
 
 
 @pytest.fixture(autouse=True)

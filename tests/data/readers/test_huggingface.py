@@ -3,8 +3,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.data.huggingface import from_partitioner
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.data.readers.huggingface import from_partitioner
 
 datasets = pytest.importorskip("datasets", reason="pip install 'coterie[huggingface]'")
 partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="pip install 'coterie[huggingface]'")

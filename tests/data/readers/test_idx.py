@@ -1,20 +1,19 @@
 import gzip
 import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from coterie.core.errors import DataError
 from coterie.data import load
-from coterie.data.idx import FILES, read_idx, read_pool
-from coterie.data.pfedbred import USERS, deal
-from coterie.errors import DataError
+from coterie.data.readers.idx import FILES, read_idx, read_pool
+from coterie.data.readers.pfedbred import USERS, deal
+from tests.places import SHARED
 
-SHARED = Path(__file__).parent.parent.parent.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(
-    not (SHARED / "mnist").exists() and "COTERIE_DATA" not in os.environ, reason="MNIST is not here: set COTERIE_DATA"
+    not (SHARED / "mnist").exists() and "COTERIE_DATA" not in os.environ, reason="MNIST was not found: set COTERIE_DATA"
 )
 
 
@@ -36,7 +35,7 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"a\.gz' is damaged"):
         read_idx(path, 1)
     write(path, [0, 0, 8, 1, 0, 0, 0, 9], [1, 2, 3])
-    with pytest.raises(DataError, match=r"holds \(9,\) but has 3 bytes"):
+    with pytest.raises(DataError, match=r"contain \(9,\) but has 3 bytes"):
         read_idx(path, 1)
     write(path, [0, 0, 9, 1, 0, 0, 0, 3], [1, 2, 3])
     with pytest.raises(DataError, match="first bytes are wrong"):
@@ -49,7 +48,7 @@ def test_damaged_files_are_named(tmp_path):
 def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
-    with pytest.raises(DataError, match=r"mnist is not here: 'coterie data get mnist' fetches it; or copy the four"):
+    with pytest.raises(DataError, match="mnist was not found: 'coterie data get mnist' downloads it; or copy"):
         FILES["mnist"].require()
     monkeypatch.delenv("COTERIE_DATA")
     with pytest.raises(DataError, match="COTERIE_DATA"):
@@ -154,7 +153,7 @@ def test_labels_out_of_range_and_files_that_do_not_fit_are_named(tmp_path):
 
 def test_a_file_that_claims_to_be_enormous_is_not_believed(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 3] + [255] * 12)))
-    with pytest.raises(DataError, match="too large to be true"):
+    with pytest.raises(DataError, match="more than any published file"):
         read_idx(tmp_path / "a.gz", 3)
     (tmp_path / "b.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 1, 127, 255, 255, 255, 1, 2])))
     with pytest.raises(DataError, match="but has 2 bytes"):

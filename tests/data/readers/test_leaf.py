@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.data import leaf
+from coterie.core.errors import DataError
 from coterie.data.loading import read
-from coterie.errors import DataError
+from coterie.data.readers import leaf
 
 
 def write(path, users):
@@ -47,7 +47,7 @@ def test_sent140_becomes_tokens_by_the_documented_rule(tmp_path):
     assert pool.classes == ("negative", "positive")
     assert leaf.tokens("a " * 99).tolist() == [1 + zlib.crc32(b"a") % 9_999] * 25
     assert leaf.tokens("").tolist() == [0] * 25
-    assert leaf.tokens("Ünïcode").max() < leaf.VOCABULARY
+    assert leaf.tokens("Ünïcode").max() < leaf.VOCABULARY_SIZE
 
 
 def test_any_other_leaf_folder_by_its_path(tmp_path):
@@ -63,7 +63,7 @@ def test_any_other_leaf_folder_by_its_path(tmp_path):
     [
         ({"u": {"x": [image(0.0)], "y": [62]}}, r"a.json', user 'u', row 0: the label 62 is not a class from 0 to 61"),
         ({"u": {"x": [image(0.0)], "y": ["3"]}}, r"user 'u', row 0: the label '3'"),
-        ({"u": {"x": [image(0.0)], "y": [1, 2]}}, "user 'u': x and y are not two lists of one length"),
+        ({"u": {"x": [image(0.0)], "y": [1, 2]}}, "user 'u': x and y are not two lists of the same length"),
         ({"u": {"x": [image(0.0), image(2.0)], "y": [1, 1]}}, "row 1: x is not 784 numbers from 0 to 1"),
         ({"u": {"x": [image(float("nan"))], "y": [1]}}, "missing or infinite"),
         ({"u": {"x": [["a"]], "y": [1]}}, "x is not a list of numbers"),
@@ -80,14 +80,14 @@ def test_text_that_is_not_what_it_should_be(tmp_path):
     path = tmp_path / "a.json"
     for data, words in [
         (b'{"user_data": {"caf\xe9": {}}}', r"a.json' is not UTF-8 text: byte 19 \(from 0\) is 0xe9"),
-        (b'{"user_data": {"u"', r"a.json' is not JSON, or cut off \(.*line 1"),
+        (b'{"user_data": {"u"', r"a.json' is not valid JSON, perhaps cut off \(.*line 1"),
         (b"[1]", "has no table user_data"),
     ]:
         path.write_bytes(data)
         with pytest.raises(DataError, match=words):
             leaf.femnist("femnist", tmp_path)
     write(path, {"u": {"x": [["1", "2"]], "y": [1]}})
-    with pytest.raises(DataError, match="user 'u', row 0: there is no text"):
+    with pytest.raises(DataError, match="user 'u', row 0: element 4 of x is not a text"):
         leaf.sent140("sent140", tmp_path)
 
 

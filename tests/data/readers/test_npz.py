@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.data.npz import read_pool
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.data.readers.npz import read_pool
 
 
 def test_one_part_with_named_owners(tmp_path):
@@ -40,8 +40,8 @@ def test_two_parts_as_femnist_is_kept(tmp_path):
         ({"x": np.zeros((2, 1)), "y": np.zeros(3, int)}, r"x is \(2, 1\) and y \(3,\)"),
         ({"x": np.zeros((2, 1)), "y": np.array([0, -1])}, "the label -1 of example 1"),
         ({"x": np.array([[0.0], [np.nan]]), "y": np.array([0, 1])}, "row 1 of x has a missing"),
-        ({"x": np.array([["a"], ["b"]]), "y": np.array([0, 1])}, "holds numbers"),
-        ({"x": np.zeros((2, 1)), "y": np.array([0, 1]), "owner": np.zeros(3, int)}, "one owner an example"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.array([0, 1])}, "one row of numbers per example"),
+        ({"x": np.zeros((2, 1)), "y": np.array([0, 1]), "owner": np.zeros(3, int)}, "one owner per example"),
         ({"x": np.zeros((0, 1)), "y": np.zeros(0, int)}, "has no examples"),
         ({"x": np.array([[1], [None]], object), "y": np.array([0, 1])}, "cannot be read as .npz"),
     ],

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.data.preprocessing import apply_preprocessing, fit, misfits, targets
-from coterie.data.schema import Column, Schema
-from coterie.errors import DataError
-from tests.data.test_schema import table
+from coterie.core.errors import DataError
+from coterie.data.tables.preprocessing import apply_preprocessing, find_misfits, fit, targets
+from coterie.data.tables.schema import Column, Schema
+from tests.data.tables.test_schema import table
 
 SCHEMA = Schema("y", "classification", (Column("age", "number"), Column("sex", "category", ("f", "m"))), ("no", "yes"))
 
@@ -57,25 +57,28 @@ def test_targets():
 
 def test_each_misfit_is_told_with_column_line_and_why():
     bad = own(age=["10", "old", "x", "y", "z"], sex=["m", "w", "f", "f", "f"], y=["no", "maybe", "yes", "no", "no"])
-    assert misfits(SCHEMA, bad) == [
-        "'a.csv' column 'age', line 3 ('old'), line 4 ('x'), line 5 ('y') and 1 more: a number was agreed on",
-        "'a.csv' column 'sex', line 3 ('w'): a category was agreed on: f, m",
-        "'a.csv' column 'y', line 3 ('maybe'): the classes agreed on are no, yes",
+    assert find_misfits(SCHEMA, bad) == [
+        "'a.csv' column 'age', line 3 ('old'), line 4 ('x'), line 5 ('y') and 1 more: the schema says number",
+        "'a.csv' column 'sex', line 3 ('w'): the schema allows f, m",
+        "'a.csv' column 'y', line 3 ('maybe'): the schema's classes are no, yes",
     ]
-    assert misfits(SCHEMA, table(sex=["m"], y=["no"])) == ["'a.csv' has no column 'age'; it has sex, y"]
-    assert misfits(SCHEMA, table(sex=["m"], age=["1"])) == ["'a.csv' has no column 'y', the target; it has sex, age"]
-    assert misfits(SCHEMA, table(sex=["m"], age=["1"]), target=False) == []
-    assert misfits(Schema("y", "regression", SCHEMA.columns), own(y=["1", "2", "3", "4", "b"]))[0].endswith(
-        "line 6 ('b'): the target is a number"
+    assert find_misfits(SCHEMA, table(sex=["m"], y=["no"])) == ["'a.csv' has no column 'age'; it has sex, y"]
+    assert find_misfits(SCHEMA, table(sex=["m"], age=["1"])) == [
+        "'a.csv' has no column 'y', the target; it has sex, age"
+    ]
+    assert find_misfits(SCHEMA, table(sex=["m"], age=["1"]), target=False) == []
+    assert find_misfits(Schema("y", "regression", SCHEMA.columns), own(y=["1", "2", "3", "4", "b"]))[0].endswith(
+        "line 6 ('b'): the target must be a number"
     )
     assert (
-        "cannot be compared as in y>1" in misfits(Schema("y>1", "classification", SCHEMA.columns, ("a", "b")), own())[0]
+        "cannot be compared as y>1 says"
+        in find_misfits(Schema("y>1", "classification", SCHEMA.columns, ("a", "b")), own())[0]
     )
 
 
 def test_new_files_must_fit_too():
     record = fit(SCHEMA, own(), [0, 1, 2])
-    with pytest.raises(DataError, match=r"column 'age', line 2 \('abc'\): a number was agreed on"):
+    with pytest.raises(DataError, match=r"column 'age', line 2 \('abc'\): the schema says number"):
         apply_preprocessing(table(age=["abc"], sex=["m"]), record)
-    with pytest.raises(DataError, match=r"a\.csv' line 2, column 'age': too large a number"):
+    with pytest.raises(DataError, match=r"a\.csv' line 2, column 'age': the number is too large"):
         apply_preprocessing(table(age=["1e300"], sex=["m"]), record)

@@ -2,8 +2,8 @@ import builtins
 
 import pytest
 
-from coterie.data.tables import MISSING, canonical, number, read_table
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.data.tables.reading import MISSING, canonical, number, read_table
 
 
 def write(path, text, encoding="utf-8"):
@@ -33,7 +33,7 @@ def test_decimal_commas_only_where_semicolons_part_the_cells(tmp_path):
 
 def test_files_without_a_header(tmp_path):
     path = write(tmp_path / "a.data", "1,?\n2,3\n")
-    with pytest.raises(DataError, match=r"a\.data' line 1 holds data, not the names of columns.*--columns"):
+    with pytest.raises(DataError, match=r"a\.data' line 1 has data instead of column names.*--columns"):
         read_table(path)
     table = read_table(path, columns=["a", "b"])
     assert table.columns == {"a": ["1", "2"], "b": [None, "3"]}
@@ -56,7 +56,7 @@ def test_own_marks_for_missing(tmp_path):
         (b"a,a\n1,2\n", "two columns are called 'a'"),
         (b"a,\n1,2\n", "column 2 has no name"),
         (b"name,b\n1,2\ncaf\xe9,3\n", r"line 3 is not UTF-8 \(byte 0xe9\): save the file as UTF-8"),
-        (b"a,b\n1,\x002\n", "line 2 holds a zero byte"),
+        (b"a,b\n1,\x002\n", "line 2 has a zero byte"),
     ],
 )
 def test_bad_files_are_named_with_the_line(tmp_path, content, words):
@@ -80,7 +80,7 @@ def test_parquet_gives_the_same_cells(tmp_path):
         **{"c": ["1", "2", None], "d": ["true", "false", None]},
     }
     parquet.write_table(arrow.table({"a": [[1, 2]]}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match="column 'a' holds list values"):
+    with pytest.raises(DataError, match="column 'a' has list values"):
         read_table(tmp_path / "b.parquet")
     (tmp_path / "c.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"c\.parquet' cannot be read as Parquet"):

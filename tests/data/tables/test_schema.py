@@ -2,10 +2,10 @@ import tomllib
 
 import pytest
 
-from coterie.data.infer import infer
-from coterie.data.schema import Column, Schema, parse_target, read_schema, schema_from_dict
-from coterie.data.tables import Table
-from coterie.errors import CoterieWarning, DataError
+from coterie.core.errors import CoterieWarning, DataError
+from coterie.data.tables.infer import infer
+from coterie.data.tables.reading import Table
+from coterie.data.tables.schema import Column, Schema, parse_target, read_schema, schema_from_dict
 
 
 def table(file="a.csv", **columns):
@@ -24,7 +24,7 @@ def test_kinds_are_inferred_over_all_files():
     )
     assert (schema.kind, schema.classes) == ("classification", ("0", "1", "2"))
     assert schema.features == ("age", "sex=f", "sex=m", "sex=x", "code")
-    assert schema.words() == ["target y: 3 classes (0, 1, 2)", "numbers: age, code", "categories: sex"]
+    assert schema.describe() == ["target y: 3 classes (0, 1, 2)", "numbers: age, code", "categories: sex"]
 
 
 def test_all_problems_are_told_at_once():
@@ -32,14 +32,14 @@ def test_all_problems_are_told_at_once():
     one = table(name=[f"patient {i}" for i in range(30)], chol=["abc", *many[1:]], only_here=many, y=["0", "1"] * 15)
     two = table("b.csv", name=many, chol=many, y=["0", "1"] * 15)
     with pytest.raises(DataError) as told:
-        infer([one, two], "y", apart=["id"])
+        infer([one, two], "y", excluded=["id"])
     words = str(told.value)
-    assert "column 'chol' has numbers, but for 1 of 60 cells, the first in 'a.csv' line 2: 'abc'" in words
+    assert "column 'chol' has numbers, except in 1 of 60 cells, the first in 'a.csv' line 2: 'abc'" in words
     assert "column 'only_here' is not in 'b.csv'" in words
     assert "no file has a column 'id'; there are name, chol, only_here, y" in words
     assert "--drop only_here" in words
     with pytest.raises(DataError, match=r"column 'name' is text \(30 different values in 30 cells.*--drop name"):
-        infer([one], "y", apart=["chol", "only_here"])
+        infer([one], "y", excluded=["chol", "only_here"])
 
 
 def test_targets():
@@ -50,23 +50,23 @@ def test_targets():
     assert infer([table(x=x[:3], y=["2", "10", "1"])], "y").classes == ("1", "2", "10")
     assert infer([table(x=x[:3], y=["2", "10", "1"])], "y", regression=True).kind == "regression"
     assert infer([table(x=x[:3], y=["2", "10", "1"])], "y > 1").classes == ("y<=1", "y>1")
-    with pytest.raises(DataError, match=r"60 different values \(whole numbers\): say --regression"):
+    with pytest.raises(DataError, match=r"60 different values \(whole numbers\): add --regression"):
         infer([table(x=x, y=x)], "y")
-    with pytest.raises(DataError, match=r"'y' is 3 in every row: there is one class only"):
+    with pytest.raises(DataError, match=r"'y' is 3 in every row: a classification needs two classes"):
         infer([table(x=x[:3], y=["3", "3.0", "3"])], "y")
-    with pytest.raises(DataError, match=r"is to be a number, but 'a\.csv' line 3 has 'b'"):
+    with pytest.raises(DataError, match=r"must be a number, but 'a\.csv' line 3 has 'b'"):
         infer([table(x=x[:2], y=["3", "b"])], "y", regression=True)
-    with pytest.raises(DataError, match="true or false: that is no regression"):
+    with pytest.raises(DataError, match="true or false, so it cannot be a regression"):
         infer([table(x=x[:2], y=["3", "4"])], "y>3", regression=True)
-    with pytest.raises(DataError, match="there is no input"):
-        infer([table(x=x[:2], y=["3", "4"])], "y", apart=["x"])
+    with pytest.raises(DataError, match="there are no inputs left"):
+        infer([table(x=x[:2], y=["3", "4"])], "y", excluded=["x"])
 
 
 def test_an_identifier_that_is_an_input_is_told():
     number = [str(i) for i in range(40)]
-    with pytest.warns(CoterieWarning, match="column 'id' is a different whole number in every row.*--drop id"):
+    with pytest.warns(CoterieWarning, match="column 'id' looks like an identifier.*--drop id"):
         infer([table(id=number, y=["0", "1"] * 20)], "y")
-    infer([table(id=number, z=["1.5", *number[1:]], y=["0", "1"] * 20)], "y", apart=["id"])  # neither is one
+    infer([table(id=number, z=["1.5", *number[1:]], y=["0", "1"] * 20)], "y", excluded=["id"])  # neither is one
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.data.silos import Silos, agree, apply_preprocessing, load_silos, read_like, sha256
-from coterie.errors import CoterieWarning, DataError
+from coterie.core.errors import CoterieWarning, DataError
+from coterie.data.tables.silos import Silos, agree_on_schema, apply_preprocessing, load_silos, read_like, sha256
 
 
 def rows(seed, size=40, patients=None):
@@ -71,13 +71,13 @@ def test_the_record_gives_the_inputs_of_training_again(tmp_path):
 
 def test_one_file_with_a_site_column_is_the_same_federation(tmp_path):
     files = sites(tmp_path)
-    apart = load_silos(Silos(files, target="sick", drop=("id",)))
+    excluded = load_silos(Silos(files, target="sick", drop=("id",)))
     lines = [[name, *line] for i, name in enumerate("abc") for line in rows(i)]
     one = write(tmp_path / "all.csv", lines, ("where", "id", "age", "sex", "bmi", "sick"))
     together = load_silos(Silos((one,), target="sick", drop=("id",), site_column="where"))
-    assert together.names == apart.names
-    assert torch.equal(together.x, apart.x)
-    assert [s.test.tolist() for s in together.clients.values()] == [s.test.tolist() for s in apart.clients.values()]
+    assert together.names == excluded.names
+    assert torch.equal(together.x, excluded.x)
+    assert [s.test.tolist() for s in together.clients.values()] == [s.test.tolist() for s in excluded.clients.values()]
 
 
 def test_files_of_the_same_name_in_different_folders(tmp_path):
@@ -105,7 +105,7 @@ def test_regression(tmp_path):
 
 def test_everything_wrong_in_all_files_is_told_at_once(tmp_path):
     files = sites(tmp_path)
-    schema, _ = agree(Silos(files, target="sick", drop=("id",)))
+    schema, _ = agree_on_schema(Silos(files, target="sick", drop=("id",)))
     (tmp_path / "s.toml").write_text(schema.to_toml())
     bad_a, bad_b = rows(0), rows(1)
     bad_a[3][1], bad_b[0][2], bad_b[5][4] = "forty", "x", "perhaps"
@@ -114,16 +114,16 @@ def test_everything_wrong_in_all_files_is_told_at_once(tmp_path):
     with pytest.raises(DataError) as told:
         load_silos(Silos(files, schema=str(tmp_path / "s.toml")))
     words = str(told.value)
-    assert "a.csv' column 'age', line 5 ('forty'): a number was agreed on" in words
-    assert "b.csv' column 'sex', line 2 ('x'): a category was agreed on: f, m" in words
-    assert "b.csv' column 'sick', line 7 ('perhaps'): the classes agreed on are 0, 1" in words
+    assert "a.csv' column 'age', line 5 ('forty'): the schema says number" in words
+    assert "b.csv' column 'sex', line 2 ('x'): the schema allows f, m" in words
+    assert "b.csv' column 'sick', line 7 ('perhaps'): the schema's classes are 0, 1" in words
     assert "c.csv' line 2 is not UTF-8" in words
 
 
 def test_a_schema_and_no_schema_agree(tmp_path):
     files = sites(tmp_path)
     silos = Silos(files, target="sick>0", drop=("id",))
-    (tmp_path / "s.toml").write_text(agree(silos)[0].to_toml())
+    (tmp_path / "s.toml").write_text(agree_on_schema(silos)[0].to_toml())
     inferred, given = load_silos(silos), load_silos(Silos(files, schema=str(tmp_path / "s.toml")))
     assert torch.equal(inferred.x, given.x)
     assert inferred.classes == given.classes == ("sick<=0", "sick>0")
@@ -136,7 +136,7 @@ def test_small_and_one_sided_sites_are_named_together(tmp_path):
     with pytest.raises(DataError) as told:
         load_silos(Silos(files, target="sick", drop=("id",)))
     assert "b.csv': client 'b' has 1 example: at least 3 are needed" in str(told.value)
-    assert "c.csv': client 'c' has one class only: sick is 1 in every row" in str(told.value)
+    assert "c.csv': client 'c' has only one class: sick is 1 in every row" in str(told.value)
 
 
 def test_rows_that_are_in_training_and_test_are_told(tmp_path):
@@ -151,7 +151,7 @@ def test_rows_without_a_target_are_left_out_and_told(tmp_path):
     lines = rows(0)
     lines[4][4] = "?"
     with pytest.warns(
-        CoterieWarning, match=r"1 rows have no sick, the target, and are left out \(the first is line 6\)"
+        CoterieWarning, match=r"1 rows have no sick, the target, and are ignored \(the first is line 6\)"
     ):
         federation = load_silos(Silos((write(tmp_path / "a.csv", lines),), target="sick", drop=("id",)))
     assert len(federation.y) == 39

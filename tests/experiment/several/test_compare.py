@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.errors import CheckpointError, ConfigError, CoterieError, DataError
-from coterie.experiment.compare import prepare_trials
-from coterie.experiment.comparison import Comparison
-from coterie.experiment.config import read_toml
-from coterie.local import SGD
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError, DataError
+from coterie.core.optimizers import SGD
+from coterie.core.toml import read_toml
+from coterie.experiment.several.compare import prepare_trials
+from coterie.experiment.several.comparison import Comparison
 from coterie.methods import FedMAP, FedProx
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_steps": 1, "report": False}
@@ -128,7 +129,7 @@ def test_complete_runs_are_read_and_stopped_ones_gone_on_with(tmp_path):
     heard = Heard()
     found = compare(("local", "fedavg", "fedmap"), 2, rounds=3, out=tmp_path, progress=heard)
     assert heard.rounds == [("fedavg seed 1", 3), *(("fedmap seed 1", i) for i in (1, 2, 3))]
-    assert "local seed 0: complete already" in heard.said
+    assert "local seed 0: already complete" in heard.said
     assert (tmp_path / "local-seed0" / "summary.json").stat().st_mtime_ns == before
     assert found.rows == whole.rows
     again = Heard()
@@ -155,7 +156,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
 def test_a_folder_of_other_data_is_refused(tmp_path):
     compare(("local", "fedavg"), 1, out=tmp_path)
     other = {name: (x, 1 - y) for name, (x, y) in clients().items()}  # under the same name, own-data
-    with pytest.raises(DataError, match=r"local-seed0' and the data given now are not of the same data: the labels"):
+    with pytest.raises(DataError, match=r"local-seed0' and the data given now do not use the same data: the labels"):
         coterie.compare(("local", "fedavg"), 1, other, model=factory, lr=0.3, out=tmp_path, **QUICK)
     renamed = {f"ward {i}": pair for i, pair in enumerate(clients().values())}
     with pytest.raises(DataError, match="the clients differ"):
@@ -259,3 +260,32 @@ def test_all_errors_at_once():
 def test_bad_comparisons_are_told_in_words(methods, seeds, settings, words):
     with pytest.raises(ConfigError, match=words):
         compare(methods, seeds, **{"lr": None, **settings})
+
+
+def test_training_alone_runs_once_a_seed():
+    heard = Heard()
+    compare(("local", "fedavg", "fedprox"), 2, progress=heard)
+    assert [label for label, round in heard.rounds if round == 1 and "local" in label] == [
+        "local seed 0",
+        "local seed 1",
+    ]
+
+
+def test_an_engine_is_chosen_once_a_method(monkeypatch):
+    module = sys.modules["coterie.experiment.pick_engine"]
+    usual, asked = module.choose, []
+
+    def choose(*args, **options):
+        asked.append(options["client_steps"])
+        return usual(*args, **options)
+
+    monkeypatch.setattr(module, "choose", choose)
+    monkeypatch.setattr("coterie.experiment.several.compare.seeds_at_once", lambda *_: 1)
+    heard = Heard()
+    compare(("local", "fedavg"), 3, engine="auto", progress=heard)
+    assert len(asked) == 2
+    assert len([text for text in heard.said if text.startswith(("local: ", "fedavg: "))]) == 6
+    steps = asked[0]
+    asked.clear()
+    compare(("local",), 1, engine="auto")
+    assert steps == 3 * asked[0]  # whether compiling pays is asked of all seeds

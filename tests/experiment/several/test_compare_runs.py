@@ -6,7 +6,7 @@ from torch import nn
 
 import coterie
 from coterie import compare_runs
-from coterie.errors import CheckpointError, ConfigError, CoterieError, DataError
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError, DataError
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "lr": 0.3, "batch_size": 8}
 
@@ -50,7 +50,7 @@ def test_a_run_of_local_serves_as_well_as_a_reference(runs):
 
 
 def test_what_cannot_be_compared_is_told_in_words(runs, tmp_path):
-    with pytest.raises(DataError, match=r"prox' and '.*other' are not of the same data|local' and '.*other'"):
+    with pytest.raises(DataError, match=r"prox' and '.*other' do not use the same data|local' and '.*other'"):
         compare_runs([runs / "local", runs / "prox", runs / "other"])
     with pytest.raises(CoterieError, match=r"prox': no local reference.*without --no-reference.*--method local"):
         compare_runs([runs / "prox"])
@@ -82,3 +82,13 @@ def test_every_method_needs_every_seed(runs, tmp_path):
     coterie.run("local", clients(), model=factory, out=tmp_path / "local1", seed=1, **QUICK)
     with pytest.raises(ConfigError, match="there is no run of fedavg with seed 1: run it first"):
         compare_runs([runs / "avg", runs / "prox", runs / "prox1", tmp_path / "local1"])
+
+
+def test_verdicts_of_an_older_version_are_translated(runs, tmp_path):
+    shutil.copytree(runs / "avg", tmp_path / "old")
+    path = tmp_path / "old" / "clients.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *(line.rpartition(",")[0] + ",cannot tell" for line in lines[1:])]) + "\n")
+    assert lines[0].endswith(",verdict")
+    rows = [row for row in compare_runs([tmp_path / "old"]).rows if row["method"] == "fedavg"]
+    assert [row["verdict"] for row in rows] == ["undecided"] * 3

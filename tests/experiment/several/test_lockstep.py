@@ -1,4 +1,4 @@
-"""Seeds abreast: the same runs, in step."""
+"""Seeds in lockstep give the same runs as seeds one after another."""
 
 import json
 import math
@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.core import tree
+from coterie.core.errors import CoterieError
 from coterie.data import load
-from coterie.errors import CoterieError
-from coterie.experiment import compare as comparing
-from coterie.experiment.abreast import at_once, join
-from coterie.experiment.compare import prepare_trials
-from tests.experiment.test_compare import Heard, clients, factory
+from coterie.experiment.several import compare as comparing
+from coterie.experiment.several.compare import prepare_trials
+from coterie.experiment.several.lockstep import seeds_at_once, share_pool
+from tests.experiment.several.test_compare import Heard, clients, factory
 
 STACKED = {"engine": "stacked", "compile": False, "workers": 1, "rounds": 3, "local_epochs": 2, "report": False}
 STACKED |= {"batch_size": 8, "lr": 0.3}
@@ -30,7 +31,7 @@ def compare(methods=("local", "fedavg"), seeds=3, data=None, **settings):
 def one_after_another(monkeypatch):
     def alone(*args, **settings):
         with monkeypatch.context() as patched:
-            patched.setattr(comparing, "at_once", lambda *_: 1)
+            patched.setattr(comparing, "seeds_at_once", lambda *_: 1)
             return compare(*args, **settings)
 
     return alone
@@ -47,21 +48,21 @@ def assert_close(found, expected):
 @pytest.mark.parametrize(
     "settings", [{}, {"clients_per_round": 2}, {"topology": "ring"}, {"class_weights": "balanced"}]
 )
-def test_runs_abreast_are_the_runs_alone(settings, one_after_another, tmp_path):
+def test_runs_in_lockstep_are_the_runs_alone(settings, one_after_another, tmp_path):
     heard = Heard()
     methods = ("local", "fedmap") if settings == {} else ("fedmap",)
     settings = {"rounds": 2, **settings}
-    found = compare(methods, 2, progress=heard, out=tmp_path / "abreast", **settings)
+    found = compare(methods, 2, progress=heard, out=tmp_path / "lockstep", **settings)
     alone = one_after_another(methods, 2, out=tmp_path / "alone", **settings)
     assert_close(found.rows, alone.rows)
     assert {label for label, _ in heard.rounds} == {f"{method} seeds 0, 1" for method in methods}
     for run in (tmp_path / "alone").glob("*-seed*"):
-        mine, other = (_rounds(folder / run.name) for folder in (tmp_path / "abreast", tmp_path / "alone"))
+        mine, other = (_rounds(folder / run.name) for folder in (tmp_path / "lockstep", tmp_path / "alone"))
         for here, there in zip(mine, other, strict=True):
             assert here["participants"] == there["participants"]
             for metric, values in there["test"].items():
                 np.testing.assert_allclose(_floats(here["test"][metric]), _floats(values), atol=1e-5)
-        beside, by_itself = tmp_path / "abreast" / run.name, run
+        beside, by_itself = tmp_path / "lockstep" / run.name, run
         beside, by_itself = (
             {path.relative_to(folder) for path in folder.rglob("*") if "checkpoints" not in path.parts}
             for folder in (beside, by_itself)
@@ -122,23 +123,27 @@ def test_a_seed_that_diverges_is_named():
 def test_seeds_share_memory_or_wait():
     def number(seeds=4, **settings):
         trials = prepare_trials(("fedavg",), seeds, clients(), model=factory, **{**STACKED, **settings})
-        return at_once([trials.first.with_method(method) for method in trials.methods.values()], seeds)
+        return seeds_at_once([trials.first.with_method(method) for method in trials.methods.values()], seeds)
 
     assert number() == 4
     assert number(seeds=1) == 1
     assert number(engine="loop") == 1  # one client at a time gains nothing
-    assert number(memory="9KB") == 2
+    first = prepare_trials(("fedavg",), 1, clients(), model=factory, **STACKED).first
+    x, y, model = first.federation.x, first.federation.y, tree.nbytes(first.task.init())
+    # Of each seed: the examples, as they are and as they are evaluated, and three states of a model for each client.
+    held = x.nbytes + y.nbytes + 4 * x.numel() + 3 * len(first.federation.names) * model
+    assert [number(memory=f"{2 * held + more}B") for more in (-1, 0)] == [1, 2]
     assert number(memory="1KB") == 1
     assert number(holdout=0.3) == 1
 
 
 def test_one_pool_where_the_data_are_the_same_and_all_of_them_where_not():
     trials = prepare_trials(("fedavg",), 2, clients(), model=factory, **STACKED)
-    joined = join([trials.first, trials.prepare(1)])
+    joined = share_pool([trials.first, trials.prepare(1)])
     assert joined[0].federation.x is joined[1].federation.x is trials.first.federation.x
     other = {name: (x + 1, y) for name, (x, y) in clients().items()}
     setups = [trials.first, prepare_trials(("fedavg",), 1, other, model=factory, **STACKED).first]
-    joined = join(setups)
+    joined = share_pool(setups)
     assert len(joined[0].federation.x) == 2 * len(trials.first.federation.x)
     for mine, alone in zip(joined, setups, strict=True):
         for client in range(3):

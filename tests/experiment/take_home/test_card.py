@@ -7,12 +7,12 @@ import torch
 
 import coterie
 from coterie import METHODS
+from coterie.core.task import Task
 from coterie.evaluation import Predictions
-from coterie.experiment import card as cards_of
-from coterie.experiment import files
-from coterie.experiment.card import intervals, to_markdown, write_cards
 from coterie.experiment.setup import prepare
-from coterie.task import Task
+from coterie.experiment.take_home import card as cards_of
+from coterie.experiment.take_home.card import intervals, to_markdown, write_cards
+from coterie.storage import files
 from tests.experiment.conftest import QUICK, two_kinds
 
 
@@ -67,7 +67,7 @@ def test_a_newcomers_card_says_so(joined):
 
 @pytest.mark.parametrize(
     ("verdict", "words"),
-    [("gains", "it is better than training"), ("loses", "is the better choice"), ("cannot tell", "cannot tell which")],
+    [("gains", "it is better than training"), ("loses", "is the better choice"), ("undecided", "do not show which")],
 )
 def test_the_verdict_is_told_in_words(joined, verdict, words, tmp_path):
     result = joined("fedavg")
@@ -126,8 +126,8 @@ def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "sync", lambda: waits.append(1))
     write_cards(result, setup, tmp_path / "one")
     assert not waits
-    monkeypatch.setattr(cards_of, "SOME", 2)
-    monkeypatch.setattr(files, "MANY", 2)
+    monkeypatch.setattr(cards_of, "CARDS_PER_JOB", 2)
+    monkeypatch.setattr(files, "SYNC_ONCE_FILES", 2)
     write_cards(result, setup, tmp_path / "several")
     assert waits == [1]
 
@@ -137,8 +137,8 @@ def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
 
     assert found("one") == found("several")
     assert len(found("one")) == 2 * len(result.names)
-    monkeypatch.setattr(cards_of, "MOST", 2)
-    monkeypatch.setattr(cards_of, "SHOWN", 1)
+    monkeypatch.setattr(cards_of, "MAX_COLLABORATORS", 2)
+    monkeypatch.setattr(cards_of, "SHOWN_COLLABORATORS", 1)
     write_cards(result, setup, tmp_path / "few")
     name = result.names[0]
     whole = json.loads(found("one")[Path("clients") / name / "card.json"])["learned_from"]["weights"]

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import coterie
-from coterie import tree
-from coterie.errors import ConfigError, CoterieError
-from coterie.experiment.export import export
+from coterie.core import tree
+from coterie.core.errors import ConfigError, CoterieError
+from coterie.experiment.take_home.export import export
 from tests.experiment.conftest import QUICK, two_kinds
 
 # One model; a mixture of collaborators; a model with prototypes.

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.errors import DataError
-from coterie.experiment.rows import class_names, read_examples, read_inputs
+from coterie.core.errors import DataError
+from coterie.experiment.take_home.input_files import class_names, read_examples, read_inputs
 
 ABOUT = {"input_shape": [3], "kind": "classification", "num_classes": 2, "classes": ["well", "ill"]}
 

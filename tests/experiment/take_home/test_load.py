@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import METHODS, tree
-from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie import METHODS
+from coterie.core import tree
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError
+from coterie.core.method import Method
+from coterie.core.task import Task
 from coterie.evaluation import score
 from coterie.experiment.setup import prepare
-from coterie.method import Method
-from coterie.task import Task
 from tests.experiment.conftest import QUICK as KINDS
 from tests.experiment.conftest import two_kinds
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import coterie
-from coterie import rng
-from coterie.errors import ConfigError, DataError
-from coterie.experiment.onboard import onboard
-from coterie.experiment.predict import predict
+from coterie.core import rng
+from coterie.core.errors import ConfigError, DataError
 from coterie.experiment.setup import prepare
+from coterie.experiment.take_home.onboard import onboard
+from coterie.experiment.take_home.predict import predict
 
 HOW = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "target": "state", "reference": False}
 
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_told(silos, tmp_path):
     with pytest.raises(DataError, match="has no column 'bp'; it has age, sex"):
         predict(result.path, 1, tmp_path / "rows.csv")
     (tmp_path / "rows.csv").write_text("age,sex,bp\nold,f,120\n")
-    with pytest.raises(DataError, match=r"column 'age', line 2 \('old'\): a number was agreed on"):
+    with pytest.raises(DataError, match=r"column 'age', line 2 \('old'\): the schema says number"):
         predict(result.path, 1, tmp_path / "rows.csv")
 
 

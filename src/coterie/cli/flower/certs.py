@@ -1,4 +1,4 @@
-"""`coterie flower certs`: a CA, a server certificate, and a key for every site."""
+"""`coterie flower certs`: make a CA, a server certificate, and a key for every site."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Annotated
 import typer
 
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import in_words
-from coterie.cli.flower.needed import needs_flower
+from coterie.cli.errors import report_errors
+from coterie.cli.flower.require import require_flower
 
 
 def certs(
-    sites: Annotated[list[str], typer.Argument(help="the sites' names", metavar="SITE...")],
+    sites: Annotated[list[str], typer.Argument(help="names of the sites", metavar="SITE...")],
     host: Annotated[
-        list[str], typer.Option(help="a name or address of the SuperLink's machine (again for more)", metavar="HOST")
+        list[str], typer.Option(help="host name or address of the SuperLink (repeat for more)", metavar="HOST")
     ] = ["127.0.0.1"],  # noqa: B006
-    out: Annotated[Path, typer.Option(help="where to write them", metavar="FOLDER")] = Path("certs"),
-    days: Annotated[int, typer.Option(help="how long the certificates are valid", min=1)] = 825,
+    out: Annotated[Path, typer.Option(help="folder to write to", metavar="FOLDER")] = Path("certs"),
+    days: Annotated[int, typer.Option(help="days for which the certificates are valid", min=1)] = 825,
 ) -> None:
     """Make a CA, the server's certificate and a key for every site.
 
-    What is there already is kept: run it again with more names to add sites. Private keys are readable by their owner
-    only; give each site its own key and nothing else of it.
+    Existing files are kept: run it again with more names to add sites. Private keys are readable only by their owner.
+    Give each site its own key, and no other private key.
     """
-    with in_words():
-        needs_flower()
+    with report_errors():
+        require_flower()
         from coterie.deploy.certs import make
 
         written = make(out, host, sites, days)
@@ -35,8 +35,7 @@ def certs(
             if paths:
                 say(console, f"for {whom}: {', '.join(map(str, paths))}")
         if not any(written.values()):
-            say(console, f"All of it is in {out} already")
+            say(console, f"Everything is already in {out}")
         else:
-            say(
-                console, f"All sites' public keys are in {out / 'keys'}: for the ServerApp (deploy.keys), and for peers"
-            )
+            keys = out / "keys"
+            say(console, f"The public keys of all sites are in {keys}, for the ServerApp (deploy.keys) and for peers")

@@ -1,4 +1,4 @@
-"""`coterie flower init`: a Flower app in a folder."""
+"""`coterie flower init`: write a Flower app."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.asked import Asked
 from coterie.cli.console import say, stdout
-from coterie.cli.errors import checked, in_words
+from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
-from coterie.cli.flower.needed import needs_flower
+from coterie.cli.flower.require import require_flower
+from coterie.cli.request import Request
 from coterie.data.loading import is_known
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.setup import optimizer_values, sort_settings
-from coterie.hyper import values_of
+from coterie.methods.fields import values_of
 
 
 @with_settings()
 def init(
     ctx: typer.Context,
     *,
-    sites: Annotated[int, typer.Option(help="how many sites the federation has", min=1)] = 2,
+    sites: Annotated[int, typer.Option(help="number of sites in the federation", min=1)] = 2,
     **settings: Any,
 ) -> None:
-    """Write a complete Flower app into FOLDER, which 'flwr run' takes as it is.
+    """Write a complete Flower app to FOLDER, ready for 'flwr run'.
 
-    All settings of the run are in its pyproject.toml, under [tool.flwr.app.config], those of the deployment (deadline,
-    quorum, keys) under [tool.flwr.app.config.deploy]. --data may be a data set ('coterie data') or a name of your own
-    for what the sites bring with 'coterie site --data'.
+    Its pyproject.toml has all settings of the run under [tool.flwr.app.config], and those of the deployment (deadline,
+    quorum, keys) under [tool.flwr.app.config.deploy]. --data may be a data set ('coterie data'), or any name if the
+    sites provide their own data with 'coterie site --data'.
     """
-    with in_words():
-        needs_flower()
+    with report_errors():
+        require_flower()
         from coterie.deploy import app
 
         folders = [word for word in ctx.args if not word.startswith("-") and not word.endswith(".toml")]
         folder = _folder(ctx, folders)
-        asked = Asked(ctx, settings)
-        asked.add_own([asked.values.get("method", Config.model_fields["method"].default)])
-        method = str(asked.values.get("method", Config.model_fields["method"].default))
-        values = sort_settings(method, asked.values)
-        config, built = checked(asked.problems, lambda: resolve(values, own_data=_own(values.get("data"))))
+        request = Request(ctx, settings)
+        request.add_method_flags([request.values.get("method", Config.model_fields["method"].default)])
+        method = str(request.values.get("method", Config.model_fields["method"].default))
+        values = sort_settings(method, request.values)
+        config, built = with_problems(request.problems, lambda: resolve(values, own_data=_own(values.get("data"))))
         resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
         out = app.write(folder, config.model_copy(update=resolved), {"sites": sites})
         console, quoted = stdout(), shlex.quote(str(out))
@@ -58,9 +58,9 @@ def init(
 
 
 def _folder(ctx: typer.Context, folders: list[str]) -> Path:
-    """The first word that is not a flag is the folder; what follows is read as for 'coterie run'."""
+    """Return the first word as the folder and remove it; the rest is parsed as for 'coterie run'."""
     if not ctx.args or ctx.args[0].startswith("-") or not folders or ctx.args[0] != folders[0]:
-        raise typer.BadParameter("name the folder of the app first: coterie flower init FOLDER --method fedamp ...")
+        raise typer.BadParameter("give the folder of the app first: coterie flower init FOLDER --method fedamp ...")
     ctx.args.pop(0)
     return Path(folders[0])
 

@@ -1,4 +1,4 @@
-"""The table of sites while a federation runs: alive on a terminal, a line for each change elsewhere."""
+"""Shows the sites while a federation runs: a live table on a terminal, one line per change elsewhere."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from rich.table import Table
 
 from coterie.cli.console import say
 
-Told = dict[str, Any]
+Status = dict[str, Any]
 
 
 @contextlib.contextmanager
-def watching(console: Console, quiet: bool) -> Iterator[Callable[[Told], None]]:
+def watch_sites(console: Console, quiet: bool) -> Iterator[Callable[[Status], None]]:
+    """Yield a function that displays the status of the federation (the content of sites.json)."""
     if quiet:
-        yield lambda told: None
+        yield lambda status: None
     elif console.is_terminal:
         with Live(console=console, transient=True, refresh_per_second=2) as live:
-            yield lambda told: live.update(site_table(told))
+            yield lambda status: live.update(site_table(status))
     else:
-        yield Changes(console)
+        yield ChangeLines(console)
 
 
-class Changes:
-    """One line whenever a round is closed or a message was refused."""
+class ChangeLines:
+    """Prints one line whenever a round closes or a message is refused."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said: set[str] = set()  # no line comes twice
+        self._printed: set[str] = set()  # no line is printed twice
 
-    def __call__(self, told: Told) -> None:
-        sites, closed = told["sites"], told["round"]
+    def __call__(self, status: Status) -> None:
+        sites, closed = status["sites"], status["round"]
         losses = [each["loss"] for each in sites.values() if each["loss"] is not None]
-        words = [f"round {closed} of {told['rounds']} closed"] if closed else []
+        words = [f"round {closed} of {status['rounds']} closed"] if closed else []
         words += [f"mean loss {sum(losses) / len(losses):.4g}"] if closed and losses else []
-        words = [told["doing"]] if told["doing"] and closed in (0, told["rounds"]) else words
+        words = [status["doing"]] if status["doing"] and closed in (0, status["rounds"]) else words
         silent = [name for name, each in sites.items() if each["state"] in ("silent", "failed")]
         refused = {name: each["refused"] for name, each in sites.items() if each["refused"]}
         words += [f"silent: {', '.join(silent)}"] if silent else []
         words += [f"refused from {name}: {_counts(codes)}" for name, codes in refused.items()]
         line = "; ".join(words)
-        if line and line not in self._said:
-            self._said.add(line)
+        if line and line not in self._printed:
+            self._printed.add(line)
             say(self._console, line)
 
 
-def site_table(told: Told) -> Table:
-    """The metric is on validation examples, of the round before: a message evaluates what the last one trained."""
-    title = f"{told['run']}: {told['doing'] or 'round ' + str(told['round']) + ' closed'}"
+def site_table(status: Status) -> Table:
+    """Return one row per site. The validation metric is that of the previous round, which a message evaluates."""
+    title = f"{status['run']}: {status['doing'] or 'round ' + str(status['round']) + ' closed'}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("site")
     table.add_column("state")
@@ -60,13 +61,13 @@ def site_table(told: Told) -> Table:
         "round",
         "last seen",
         "loss",
-        (told["metric"] or "metric").replace("_", " "),
+        (status["metric"] or "metric").replace("_", " "),
         "sent",
         "received",
         "refused",
     ):
         table.add_column(name, justify="right")
-    for name, each in told["sites"].items():
+    for name, each in status["sites"].items():
         seen = f"{max(0.0, time.time() - each['seen']):.0f} s ago" if each["seen"] else "-"
         numbers = ["-" if each[key] is None else f"{each[key]:.3f}" for key in ("loss", "metric")]
         size = [_bytes(each[key]) for key in ("bytes_up", "bytes_down")]

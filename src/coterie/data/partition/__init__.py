@@ -1,8 +1,8 @@
-"""Dealing one data set out to clients: pure functions of labels and seed. Every example goes to at most one client."""
+"""Partitions split a data set among clients: pure functions of labels and seed. An example has at most one owner."""
 
-from coterie.data.partition.even import iid, merged, natural, quantity, subsample
-from coterie.data.partition.few import classes, shards
 from coterie.data.partition.grouped import FEDAMP, Group, groups, practical
+from coterie.data.partition.label_free import iid, merged, natural, quantity, subsample
+from coterie.data.partition.pathological import classes, shards
 from coterie.data.partition.sizes import lognormal
 from coterie.data.partition.skew import clusters, dirichlet
 from coterie.data.partition.spec import PARTITIONS, check_spec, deal

@@ -1,4 +1,4 @@
-"""What partitions share: their checks, and filling up clients that got too little."""
+"""What partitions share: checks, and topping up clients that have too few examples."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.errors import DataError
 from coterie.data.federation import Index
-from coterie.errors import DataError
 
 Labels = NDArray[np.generic]
 
 
 def check_sizes(size: int, clients: int, min_size: int) -> None:
+    """Raise `DataError` unless `size` examples can give every client `min_size`."""
     if clients < 1:
         raise DataError(f"at least one client is needed, not {clients}")
     if min_size < 1:
         raise DataError(f"every client needs at least one example, not {min_size}")
     if size < clients * min_size:
-        raise DataError(f"{size} examples cannot give {clients} clients {min_size} each: use fewer clients")
+        raise DataError(f"{size} examples are too few for {clients} clients with {min_size} each: use fewer clients")
 
 
 def check_alpha(alpha: float) -> None:
+    """Raise `DataError` unless `alpha` is positive and finite."""
     if not (alpha > 0 and np.isfinite(alpha)):
-        raise DataError(f"alpha is above 0, not {alpha}")
+        raise DataError(f"alpha must be above 0, not {alpha}")
 
 
 def shares(draw: np.random.Generator, alpha: float, clients: int) -> np.ndarray:
-    """One draw from Dirichlet(alpha, ..., alpha).
+    """Draw once from Dirichlet(alpha, ..., alpha).
 
-    For tiny alpha all gamma draws can underflow to 0; one client then takes everything, which is the limit.
+    For tiny alpha all gamma draws can underflow to 0. One client then takes everything, which is the limit.
     """
     gamma = draw.standard_gamma(alpha, clients)
     if not gamma.sum() > 0:
@@ -40,10 +42,10 @@ def shares(draw: np.random.Generator, alpha: float, clients: int) -> np.ndarray:
 
 
 def top_up(parts: list[list[int]], least: int) -> None:
-    """Moves single examples from the largest part to the smallest until all have `least`: ends if there are enough.
+    """Move single examples from the largest part to the smallest until all have `least`.
 
-    While some part is below `least`, the largest is above it. So those that give and those that take never change
-    roles, and two heaps find them: O(moves log clients).
+    There must be enough examples. While a part is below `least`, the largest is above it, so givers and takers never
+    change roles, and two heaps find them: O(moves log clients).
     """
     small = [(len(part), i) for i, part in enumerate(parts) if len(part) < least]
     large = [(-len(part), i) for i, part in enumerate(parts) if len(part) > least]
@@ -61,11 +63,12 @@ def top_up(parts: list[list[int]], least: int) -> None:
 
 
 def as_index(parts: list[list[int]]) -> list[Index]:
+    """Return each part as a sorted array."""
     return [np.sort(np.array(part, np.int64)) for part in parts]
 
 
 class Stock:
-    """The examples of each class in random order, handed out from the front, each once."""
+    """The examples of each class in random order, each handed out once."""
 
     def __init__(self, labels: Labels, draw: np.random.Generator) -> None:
         self.kinds = np.unique(labels)
@@ -73,19 +76,20 @@ class Stock:
         self._used = np.zeros(len(self.kinds), int)
 
     def left(self, kind: int) -> int:
+        """Return how many examples of a class are left."""
         return len(self._members[kind]) - int(self._used[kind])
 
     def take(self, kind: int, number: int) -> np.ndarray:
-        """Of the class at position `kind` among the sorted labels."""
+        """Hand out `number` examples of the class at position `kind` among the sorted labels."""
         begin = self._used[kind]
         self._used[kind] += number
         return self._members[kind][begin : begin + number]
 
     def check(self, wanted: np.ndarray) -> None:
-        """Refuses if more of a class is wanted than there is."""
+        """Raise `DataError` if more examples of a class are wanted than there are."""
         for kind, (number, have) in enumerate(zip(wanted, map(len, self._members), strict=True)):
             if number > have:
                 raise DataError(
-                    f"class {self.kinds[kind]} has {have} examples, but this partition wants {number} of it: "
-                    f"use fewer clients, or smaller ones"
+                    f"class {self.kinds[kind]} has {have} examples, but this partition needs {number}: "
+                    f"use fewer or smaller clients"
                 )

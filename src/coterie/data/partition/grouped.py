@@ -1,4 +1,4 @@
-"""Groups of clients that are alike: FedeRiCo's disjoint label sets, FedAMP's practical setting."""
+"""Partitions with groups of similar clients: FedeRiCo's disjoint label sets, FedAMP's practical setting."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.errors import DataError
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels, Stock, check_sizes
 from coterie.data.partition.skew import label_groups
-from coterie.errors import DataError
 
 
 def groups(labels: Labels, clients: int, number: int, seed: int) -> list[Index]:
-    """FedeRiCo's partition: the classes are shuffled into `number` disjoint sets, each client draws one of the sets at
-    random, and the examples of a set are shared evenly by its clients.
+    """Partition as FedeRiCo does.
 
-    The draw is uneven, as in the paper ("the only client coming from distribution 0"); a set that nobody draws is not
-    used.
+    The classes are shuffled into `number` disjoint sets, each client draws one of the sets at random, and the clients
+    of a set share its examples evenly. The draw is uneven, as in the paper ("the only client coming from distribution
+    0"); a set that no client draws is not used.
     """
     check_sizes(len(labels), clients, 1)
     draw = rng.generator(seed, "partition", "groups")
@@ -38,11 +38,11 @@ def groups(labels: Labels, clients: int, number: int, seed: int) -> list[Index]:
 
 @dataclass(frozen=True)
 class Group:
-    """Clients that have the same dominating classes, and as many examples each."""
+    """Clients with the same dominating classes and the same number of examples each."""
 
     clients: int
     classes: tuple[int, ...]
-    size: int  # with the test examples
+    size: int  # including test examples
 
 
 def _groups(*which: tuple[int, range, int]) -> tuple[Group, ...]:
@@ -61,14 +61,14 @@ FEDAMP: dict[str, tuple[Group, ...]] = {
 
 
 def practical(labels: Labels, which: Sequence[Group], seed: int, dominant: float = 0.8) -> list[Index]:
-    """FedAMP's practical setting: of every client's examples the share `dominant` is spread evenly over the classes
-    that its group has in common, and the rest evenly over all other classes.
+    """Partition as in FedAMP's practical setting.
 
-    What does not divide evenly goes to random classes. So every client has every class if it is large enough, and
+    The share `dominant` of a client's examples is spread evenly over the dominating classes of its group, and the rest
+    evenly over all other classes; remainders go to random classes. So a large enough client has every class, and the
     clients of a group have the same distribution.
     """
     if not 0 < dominant < 1:
-        raise DataError(f"the dominating classes have a share between 0 and 1, not {dominant}")
+        raise DataError(f"dominant must be a share between 0 and 1, not {dominant}")
     draw = rng.generator(seed, "partition", "practical")
     stock = Stock(labels, draw)
     wanted = []
@@ -76,10 +76,14 @@ def practical(labels: Labels, which: Sequence[Group], seed: int, dominant: float
         main = np.isin(stock.kinds, group.classes)
         missing = sorted(set(group.classes) - {int(kind) for kind in stock.kinds[main]})
         if missing or main.all():
-            problem = f"the data has no class {missing[0]}" if missing else "one group dominates in all classes"
-            raise DataError(f"{problem}: each group needs classes of its own, and others beside them")
+            problem = (
+                f"the data has no class {missing[0]}" if missing else "one group has all classes as dominating classes"
+            )
+            raise DataError(f"{problem}: each group needs its own classes, and others beside them")
         if group.clients < 1 or group.size < 1:
-            raise DataError(f"a group of {group.clients} clients with {group.size} examples each has nothing to deal")
+            raise DataError(
+                f"a group needs clients with examples, not {group.clients} clients with {group.size} examples each"
+            )
         many = round(dominant * group.size)
         for _ in range(group.clients):
             counts = np.zeros(len(stock.kinds), int)
@@ -92,10 +96,10 @@ def practical(labels: Labels, which: Sequence[Group], seed: int, dominant: float
 
 
 def equal_groups(labels: Labels, clients: int, number: int, sizes: Sequence[int]) -> tuple[Group, ...]:
-    """`number` groups of almost equally many classes, in the order of the labels, and clients."""
+    """Make `number` groups with almost equally many classes, in the order of the labels, and clients."""
     kinds = np.unique(labels)
     if not 2 <= number <= min(len(kinds), clients):
-        raise DataError(f"{clients} clients and {len(kinds)} classes do not make {number} groups: give at least 2")
+        raise DataError(f"{clients} clients and {len(kinds)} classes cannot form {number} groups: use 2 or more")
     if len(sizes) not in (1, number):
         raise DataError(f"sizes: give one, or one for each of the {number} groups, not {len(sizes)}")
     many = [len(part) for part in np.array_split(np.arange(clients), number)]

@@ -1,26 +1,26 @@
-"""Pathological label skew: a few classes a client."""
+"""Pathological label skew: each client has only a few classes."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.errors import DataError
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels, Stock, check_sizes
-from coterie.errors import DataError
 
 
 def classes(labels: Labels, clients: int, number: int, seed: int, each: int | None = None) -> list[Index]:
-    """Every client draws `number` different classes; a class is shared evenly by the clients that drew it.
+    """Let every client draw `number` different classes; the clients that drew a class share it evenly.
 
-    Classes that nobody draws are not used. With `each`, a client gets so many examples of each of its classes instead
-    (pFedVMP, appendix C.1: 3 classes, 100 examples of each).
+    Classes that no client draws are not used. If `each` is given, a client gets that many examples of each of its
+    classes instead (pFedVMP, appendix C.1: 3 classes, 100 examples of each).
     """
     check_sizes(len(labels), clients, 1)
     draw = rng.generator(seed, "partition", "classes")
     stock = Stock(labels, draw)
     if not 1 <= number <= len(stock.kinds):
-        raise DataError(f"there are {len(stock.kinds)} classes: a client has between 1 and that many, not {number}")
+        raise DataError(f"a client can have 1 to {len(stock.kinds)} classes, as many as there are, not {number}")
     if each is not None and each < 1:
         raise DataError(f"each = {each}: a client needs at least one example of each of its classes")
     own = np.stack([draw.choice(len(stock.kinds), number, replace=False) for _ in range(clients)])
@@ -37,12 +37,13 @@ def classes(labels: Labels, clients: int, number: int, seed: int, each: int | No
 
 
 def shards(labels: Labels, clients: int, number: int, seed: int) -> list[Index]:
-    """The examples, sorted by label, are cut into clients x `number` equal shards; each client gets `number` of them.
+    """Sort the examples by label, cut them into clients x `number` equal shards, and give each client `number` shards.
 
-    FedAvg's pathological partition. A shard can hold a class boundary, so a client can have more classes than shards.
+    This is FedAvg's pathological partition. A shard can span a class boundary, so a client can have more classes than
+    shards.
     """
     if number < 1:
-        raise DataError(f"a client has at least one shard, not {number}")
+        raise DataError(f"a client needs at least one shard, not {number}")
     check_sizes(len(labels), clients, number)
     draw = rng.generator(seed, "partition", "shards")
     order = draw.permutation(len(labels))

@@ -1,4 +1,4 @@
-"""pFedBreD's partition: log-normal sizes, two or three labels a client (the recipe of the authors' generators)."""
+"""pFedBreD's partition: log-normal sizes, two or three labels per client (the recipe of the authors' generators)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Literal
 
 import numpy as np
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.errors import DataError
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels, Stock, check_sizes
-from coterie.errors import DataError
 
-FIRST = 10  # examples of each label that every client gets before sizes are drawn
+INITIAL_EXAMPLES = 10  # of each label, that every client gets before sizes are drawn
 
 
 def lognormal(
     labels: Labels, clients: int, slots: int, seed: int, rule: Literal["mnist", "cifar"] = "mnist"
 ) -> list[Index]:
-    """Client u has the labels (u + j) mod K for its slots j. Each slot first gets 10 examples, and then
+    """Give client u the labels (u + j) mod K for its slots j. Each slot first gets 10 examples, and then
 
         mnist:  int(p) U{1..10} + U{10..200}       cifar:  2 (int(p) + U{300..600})
 
@@ -33,15 +33,15 @@ def lognormal(
     stock = Stock(labels, draw)
     number = len(stock.kinds)
     if not 1 <= slots <= number:
-        raise DataError(f"there are {number} classes: a client has between 1 and that many labels, not {slots}")
+        raise DataError(f"a client can have 1 to {number} labels, as many as there are classes, not {slots}")
     pairs = [(client, slot, (client + slot) % number) for client in range(clients) for slot in range(slots)]
-    stock.check(FIRST * np.bincount([kind for *_, kind in pairs], minlength=number))
+    stock.check(INITIAL_EXAMPLES * np.bincount([kind for *_, kind in pairs], minlength=number))
     sizes = np.array([stock.left(kind) for kind in range(number)])
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for client, _, kind in pairs:
-        parts[client].append(stock.take(kind, FIRST))
+        parts[client].append(stock.take(kind, INITIAL_EXAMPLES))
     share = draw.lognormal(0, 2, (number, clients, slots))
-    left = np.maximum(sizes - (FIRST * clients if rule == "mnist" else clients), 0)
+    left = np.maximum(sizes - (INITIAL_EXAMPLES * clients if rule == "mnist" else clients), 0)
     share = left[:, None, None] * share / share.sum((1, 2), keepdims=True)
     for client, slot, kind in pairs:
         p = int(share[kind, client // max(clients // 10, 1), slot])

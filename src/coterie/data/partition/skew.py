@@ -1,20 +1,20 @@
-"""Label skew by Dirichlet draws: over every class, or over clusters of classes."""
+"""Partitions with label skew by Dirichlet draws: over every class, or over clusters of classes."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.errors import DataError
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels, as_index, check_alpha, check_sizes, shares, top_up
-from coterie.errors import DataError
 
 
 def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, min_size: int = 10) -> list[Index]:
-    """Each class is dealt out in shares drawn from Dirichlet(alpha, ..., alpha); small alpha, few classes a client.
+    """Split each class in shares drawn from Dirichlet(alpha, ..., alpha); a small alpha means few classes per client.
 
-    Clients left with fewer than `min_size` examples are topped up, one example at a time, from the largest client, so
-    that this ends for every legal input (redrawing until all are large enough does not).
+    Clients with fewer than `min_size` examples are topped up, one example at a time, from the largest client. This ends
+    for every legal input; redrawing until all are large enough does not.
     """
     check_alpha(alpha)
     check_sizes(len(labels), clients, min_size)
@@ -32,10 +32,11 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, min_size: i
 
 
 def clusters(labels: Labels, clients: int, number: int, alpha: float, seed: int, min_size: int = 10) -> list[Index]:
-    """FedEM's partition (FedeRiCo, appendix C): the classes are shuffled into `number` clusters; a cluster's examples
-    go to the clients by Multinomial(Dirichlet(alpha, ..., alpha)), whatever their class.
+    """Partition as FedEM does (FedeRiCo, appendix C).
 
-    FedEM leaves out clients that get nothing. Here they are topped up to `min_size` as in `dirichlet`.
+    The classes are shuffled into `number` clusters. The examples of a cluster go to the clients by
+    Multinomial(Dirichlet(alpha, ..., alpha)), regardless of their class. FedEM leaves out clients without examples;
+    here they are topped up to `min_size` as in `dirichlet`.
     """
     check_alpha(alpha)
     check_sizes(len(labels), clients, min_size)
@@ -53,8 +54,8 @@ def clusters(labels: Labels, clients: int, number: int, alpha: float, seed: int,
 
 
 def label_groups(labels: Labels, number: int, draw: np.random.Generator) -> list[Labels]:
-    """The classes, shuffled into disjoint groups of almost equal size."""
+    """Shuffle the classes into disjoint groups of almost equal size."""
     kinds = np.unique(labels)
     if not 1 <= number <= len(kinds):
-        raise DataError(f"{len(kinds)} classes make between 1 and {len(kinds)} groups, not {number}")
+        raise DataError(f"{len(kinds)} classes can form 1 to {len(kinds)} groups, not {number}")
     return np.array_split(draw.permutation(kinds), number)

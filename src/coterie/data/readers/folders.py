@@ -1,7 +1,7 @@
-"""Folders of images, domain/class/image (Office-31, Office-Home): each domain is a natural client.
+"""Reads folders of images, DOMAIN/CLASS/IMAGE (Office-31, Office-Home); each domain is a natural client.
 
-Images are resized so that the shorter side is `size`, the middle size x size pixels are taken, and the result is kept
-as bytes in one memory-mapped file in the cache folder: it is made once, and read page by page.
+Images are resized so that the shorter side is `size`, and cropped to the middle size x size pixels. The result is kept
+as bytes in one memory-mapped file in the cache folder, which is written once and read page by page.
 """
 
 from __future__ import annotations
@@ -9,41 +9,42 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from coterie.data.locations import Files, cache
+from coterie.core.errors import DataError
+from coterie.data.download.locations import DatasetFiles, cache_folder
 from coterie.data.pool import Pool
-from coterie.errors import DataError
+from coterie.data.readers.images import read_rgb
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"}
-_ASK = "its authors give it out ({0}): download and unpack it, so that there are folders DOMAIN/CLASS with images,"
+_FROM_AUTHORS = "its authors provide it ({0}): download it, and unpack its folders DOMAIN/CLASS with images"
 FILES = {
-    "office-31": Files(
+    "office-31": DatasetFiles(
         "office-31",
         ("office-31", "office31", "Office-31"),
         ("amazon/*", "Amazon/*"),
-        _ASK.format("faculty.cc.gatech.edu/~judy/domainadapt") + " into a folder office-31",
+        _FROM_AUTHORS.format("faculty.cc.gatech.edu/~judy/domainadapt") + " into a folder office-31",
     ),
-    "office-home": Files(
+    "office-home": DatasetFiles(
         "office-home",
         ("office-home", "OfficeHomeDataset_10072016", "OfficeHome"),
         ("Art/*", "Product/*"),
-        _ASK.format("hemanthdv.org/officeHomeDataset.html") + " into a folder office-home",
+        _FROM_AUTHORS.format("hemanthdv.org/officeHomeDataset.html") + " into a folder office-home",
     ),
 }
 
 
 def read_pool(name: str, folder: Path, size: int = 224) -> Pool:
+    """Read all images, as squares with `size` pixels a side; the domains are the owners."""
     domains = _folders(folder)
     # Office-31 as published has a folder images/ between the domain and its classes.
     inside = {place: place / "images" if (place / "images").is_dir() else place for place in domains}
     classes = sorted({each.name for place in domains for each in _folders(inside[place])})
     if len(classes) < 2:
         raise DataError(
-            f"'{folder}' has {len(classes)} class(es): images lie in folders DOMAIN/CLASS, of two classes or more"
+            f"'{folder}' has {len(classes)} class(es): images must be in folders DOMAIN/CLASS, with two classes or more"
         )
     paths, y, owner = [], [], []
     for i, place in enumerate(domains):
@@ -64,15 +65,15 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _cached(name: str, paths: list[Path], size: int) -> np.ndarray:
-    """[n, 3, size, size], memory-mapped; made again when an image has changed."""
-    told = hashlib.sha256(str(size).encode())
+    """Return [n, 3, size, size] bytes, memory-mapped from a cache that is renewed when an image changes."""
+    fingerprint = hashlib.sha256(str(size).encode())
     for path in paths:
         stat = path.stat()
-        told.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    file = cache() / f"{name}-{size}-{told.hexdigest()[:16]}.npy"
+        fingerprint.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    file = cache_folder() / f"{name}-{size}-{fingerprint.hexdigest()[:16]}.npy"
     if not file.exists():
         _write(file, paths, size)
-    # Copy on write: the tensor may not be changed on disk.
+    # Copy on write: changing the tensor must not change the file.
     return np.load(file, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -93,24 +94,11 @@ def _write(file: Path, paths: list[Path], size: int) -> None:
 
 
 def read_image(path: Path, size: int) -> np.ndarray:
-    """[3, size, size] bytes: the middle of the image, its shorter side resized to `size`."""
-    image_of = _pillow()
-    try:
-        with image_of(path) as image:
-            rgb = image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"'{path}' cannot be read as an image: {error}") from error
+    """Return [3, size, size] bytes: the middle of the image, after its shorter side is resized to `size`."""
+    rgb = read_rgb(path)
     width, height = rgb.size
     scale = size / min(width, height)
     wide, high = max(size, round(width * scale)), max(size, round(height * scale))
     left, top = (wide - size) // 2, (high - size) // 2
     resized = rgb.resize((wide, high), resample=2).crop((left, top, left + size, top + size))  # 2: bilinear
     return np.asarray(resized, np.uint8).transpose(2, 0, 1)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError("reading images needs Pillow: pip install 'coterie[images]'") from error
-    return Image.open

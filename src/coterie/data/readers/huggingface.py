@@ -1,4 +1,4 @@
-"""A federation from a Hugging Face dataset, dealt out by a partitioner of `flwr-datasets`.
+"""Makes a federation from a Hugging Face dataset that a partitioner of `flwr-datasets` splits among clients.
 
     from datasets import load_dataset
     from flwr_datasets.partitioner import DirichletPartitioner
@@ -7,8 +7,8 @@
     partitioner.dataset = load_dataset("mnist", split="train")
     coterie.run("fedmap", from_partitioner(partitioner, x="image", y="label"), model="cnn")
 
-Both packages come with `pip install 'coterie[huggingface]'`. Nothing of them is imported here: any object with
-`num_partitions` and `load_partition(i)` is a partitioner.
+Both packages come with `pip install 'coterie[huggingface]'`. Neither is imported here: any object
+with `num_partitions` and `load_partition(i)` is a partitioner.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.errors import DataError
 from coterie.data.federation import Federation, from_clients
-from coterie.errors import DataError
 
 
 def from_partitioner(
@@ -36,10 +36,21 @@ def from_partitioner(
     test: float = 0.3,
     seed: int = 0,
 ) -> Federation:
-    """One client a partition. `x` is a column of images, arrays or lists, or several columns of numbers.
+    """Make a federation with one client per partition.
 
-    Images of whole numbers become [channels, height, width] in 0..1. Classes that have names in the dataset, or are
-    text, keep their names.
+    Args:
+        partitioner: Has `num_partitions` and `load_partition(i)`.
+        x: A column of images, arrays or lists, or several columns of numbers. Images of bytes become [channels, height,
+            width] in 0..1.
+        y: The column of targets. Classes keep their names if they have any, or are text.
+        name: The name of the federation.
+        regression: Whether targets are numbers to predict; by default if they are floating-point.
+        validation: Share of each client's examples for validation.
+        test: Share of each client's examples for testing.
+        seed: Seed of the splits.
+
+    Raises:
+        DataError: A column is missing, or its cells do not stack to one array.
     """
     parts = [partitioner.load_partition(i) for i in range(partitioner.num_partitions)]
     if not parts:
@@ -78,8 +89,8 @@ def _inputs(part: Any, x: str | Sequence[str]) -> Tensor:
         raise DataError(f"column '{x}': its cells have different shapes; resize or pad them first (dataset.map)")
     values = np.stack(cells)
     if values.dtype.kind not in "fiub":
-        raise DataError(f"column '{x}' is {values.dtype}: inputs are numbers, or images")
-    if hasattr(part[0][x], "getbands"):  # an image of PIL: [rows, height, width(, channels)]
+        raise DataError(f"column '{x}' is {values.dtype}: inputs must be numbers or images")
+    if hasattr(part[0][x], "getbands"):  # Pillow images: [rows, height, width(, channels)]
         values = values[:, None] if values.ndim == 3 else values.transpose(0, 3, 1, 2)
         values = values.astype(np.float32) / 255 if values.dtype == np.uint8 else values
     return torch.from_numpy(np.ascontiguousarray(values, np.float32))

@@ -1,5 +1,7 @@
-"""The idx format of MNIST, Fashion-MNIST and EMNIST: a magic number, the shape, and bytes; plain, gzipped, or (EMNIST)
-gzipped in a zip archive. A file that is missing or damaged is named, with what to do."""
+"""Reads the idx format of MNIST, Fashion-MNIST and EMNIST: a magic number, the shape, and bytes.
+
+Files may be plain, gzipped or, for EMNIST, gzipped in a zip archive. Errors name the file and say what to do.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from typing import IO
 import numpy as np
 import torch
 
-from coterie.data.locations import Files
+from coterie.core.errors import DataError
+from coterie.data.download.locations import DatasetFiles
 from coterie.data.pool import Pool
-from coterie.errors import DataError
 
-MOST_BYTES = 2**33  # no published file is larger
+MAX_BYTES = 2**33  # larger than any published file
 _DIGITS = "0123456789"
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CLASSES = {
@@ -31,25 +33,25 @@ CLASSES = {
     "emnist-byclass": tuple(_DIGITS + _CAPITALS + _CAPITALS.lower()),
     "emnist-balanced": tuple(_DIGITS + _CAPITALS + "abdefghnqrt"),  # letters of one shape in both cases are one class
 }
-_FOUR = "the four files train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, ..."
-_EMNIST = "'coterie data get emnist' fetches NIST's archive gzip.zip (562 MB)"
+_FOUR_FILES = "the four files train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, ..."
+_EMNIST = "'coterie data get emnist' downloads NIST's archive gzip.zip (562 MB)"
 FILES = {
-    "mnist": Files(
+    "mnist": DatasetFiles(
         "mnist",
         ("mnist", "MNIST/raw"),
         ("train-images-idx3-ubyte*",),
-        f"'coterie data get mnist' fetches it; or copy {_FOUR}",
+        f"'coterie data get mnist' downloads it; or copy {_FOUR_FILES}",
     ),
-    "fashion-mnist": Files(
+    "fashion-mnist": DatasetFiles(
         "fashion-mnist",
         ("fashion-mnist", "FashionMNIST/raw"),
         ("train-images-idx3-ubyte*",),
-        "'coterie data get fashion-mnist' fetches it; or install Debian's package dataset-fashion-mnist, or copy "
-        + _FOUR,
+        "'coterie data get fashion-mnist' downloads it; or install Debian's package dataset-fashion-mnist, or copy "
+        + _FOUR_FILES,
         ("/usr/share/datasets/fashion-mnist",),
     ),
     **{
-        name: Files(
+        name: DatasetFiles(
             name,
             ("emnist", "emnist/gzip", "EMNIST/raw"),
             (f"{name}-train-images-idx3-ubyte*", "gzip.zip"),
@@ -61,7 +63,7 @@ FILES = {
 
 
 def read_pool(name: str, folder: Path) -> Pool:
-    """The official training and test files laid end to end; images [n, 1, height, width]."""
+    """Read the official training files, then the test files; images are [n, 1, height, width]."""
     prefix, parts = (f"{name}-", ("train", "test")) if name.startswith("emnist") else ("", ("train", "t10k"))
     images, labels = (
         [folder / f"{prefix}{part}-{what}-ubyte.gz" for part in parts] for what in ("images-idx3", "labels-idx1")
@@ -70,7 +72,9 @@ def read_pool(name: str, folder: Path) -> Pool:
     if shapes[0][1:] != shapes[1][1:]:
         raise DataError(f"'{images[1]}' has images of {shapes[1][1:]} pixels, '{images[0]}' of {shapes[0][1:]}")
     if prefix and shapes[0][1] != shapes[0][2]:
-        raise DataError(f"'{images[0]}' has images of {shapes[0][1:]} pixels: EMNIST's are square")
+        raise DataError(
+            f"'{images[0]}' has images of {shapes[0][1:]} pixels, but those of EMNIST are square: get it again"
+        )
     x = np.empty((shapes[0][0] + shapes[1][0], 1, *shapes[0][1:]), np.uint8)
     y = []
     for path, of, place in zip(images, labels, np.split(x[:, 0], [shapes[0][0]]), strict=True):
@@ -89,6 +93,7 @@ def read_pool(name: str, folder: Path) -> Pool:
 
 
 def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
+    """Raise `DataError` with the first label outside 0 to classes - 1; `where` names the file."""
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(bad):
         raise DataError(
@@ -98,24 +103,28 @@ def check_labels(labels: np.ndarray, classes: int, where: str) -> None:
 
 
 def read_idx(path: Path, dimensions: int, out: np.ndarray | None = None) -> np.ndarray:
-    """The array in an idx file of unsigned bytes (into `out`, if given, which has its shape).
+    """Read the array of an idx file of unsigned bytes.
 
-    `path` ends in .gz; the file may also be there without it, or inside gzip.zip.
+    Args:
+        path: A path that ends in .gz; the file may also be present without .gz, or inside gzip.zip.
+        dimensions: The number of dimensions that the array must have.
+        out: An array of the right shape to read into.
     """
     with _opened(path) as (file, shown):
         shape = _shape(file, dimensions, shown)
-        out = np.empty(shape, np.uint8) if out is None else out  # memory is taken only as it is written to
+        out = np.empty(shape, np.uint8) if out is None else out  # pages are allocated as they are written
         whole, size = memoryview(out.reshape(-1)), 0  # type: ignore[arg-type]
         while size < len(whole) and (read := file.readinto(whole[size : size + 2**22])):  # type: ignore[attr-defined]
             size += read
         left = len(file.read(1))
         if size < len(whole) or left:
             more = "more" if left else f"{size} bytes"
-            raise DataError(f"'{shown}' says it holds {shape} but has {more}: get it again")
+            raise DataError(f"'{shown}' should contain {shape} but has {more}: get it again")
         return out
 
 
 def read_shape(path: Path, dimensions: int) -> tuple[int, ...]:
+    """Read only the shape of the array in an idx file."""
     with _opened(path) as (file, shown):
         return _shape(file, dimensions, shown)
 
@@ -134,7 +143,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], str]]:
             with zipfile.ZipFile(archive) as whole:
                 member = next((name for name in whole.namelist() if Path(name).name == path.name), None)
                 if member is None:
-                    raise DataError(f"'{archive}' holds no {path.name}: get it again")
+                    raise DataError(f"'{archive}' does not contain {path.name}: get it again")
                 with whole.open(member) as packed, gzip.open(packed) as file:
                     yield file, f"{archive}/{member}"  # type: ignore[misc]
         else:
@@ -151,6 +160,6 @@ def _shape(file: IO[bytes], dimensions: int, shown: str) -> tuple[int, ...]:
             f"magic number is {head[:4].hex(' ') or 'missing'}, not {magic.hex(' ')}); get it again"
         )
     shape = tuple(int(size) for size in np.frombuffer(head, ">u4", dimensions, offset=4))
-    if math.prod(shape) > MOST_BYTES:
-        raise DataError(f"'{shown}' says it holds {shape}, which is too large to be true: get it again")
+    if math.prod(shape) > MAX_BYTES:
+        raise DataError(f"'{shown}' claims to contain {shape}, more than any published file: get it again")
     return shape

@@ -1,8 +1,8 @@
-"""LEAF's JSON files: {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
+"""Reads LEAF's JSON files: {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
 
-A folder has the subfolders train/ and test/ (what LEAF's preprocess.sh writes), or JSON files of its own. Users are the
-natural clients. FEMNIST: x has 784 numbers from 0 (ink) to 1 (paper), kept as bytes round(255 x). Sent140: x is
-[id, date, query, user, text, origin]; the text becomes 25 tokens, see `tokens`. Others: x is a list of numbers.
+A folder has the subfolders train/ and test/ (as LEAF's preprocess.sh writes them), or JSON files. Users are the natural
+clients. FEMNIST: x has 784 numbers from 0 (ink) to 1 (paper), kept as bytes round(255 x). Sent140: x is [id, date,
+query, user, text, origin]; the text becomes 25 tokens, see `tokens`. Others: x is a list of numbers.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.data.locations import Files
+from coterie.core.errors import DataError
+from coterie.data.download.locations import DatasetFiles
 from coterie.data.pool import Pool
-from coterie.errors import DataError
 
-VOCABULARY = 10_000  # token numbers; 0 is padding
-WORDS = 25  # a text; LEAF's own length
-_TEXT = 4  # where a Sent140 row has its text
+VOCABULARY_SIZE = 10_000  # token numbers; 0 is padding
+WORDS_PER_TEXT = 25  # as in LEAF
+_TEXT_COLUMN = 4  # of a Sent140 row
 _WORD = re.compile(r"@\w+|https?://\S+|[#\w']+|[.,!?;]")
 FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_BY_LEAF = (
+_LEAF_ADVICE = (
     "LEAF's repository (github.com/TalwalkarLab/leaf) makes it: in data/{0} run './preprocess.sh -s niid --sf 0.05 "
     "-k 10 -t sample', and copy its folders data/train and data/test into a folder {0}"
 )
 _MARKERS = ("train/*.json", "*.json", "data/train/*.json")
 FILES = {
-    "femnist": Files("femnist", ("femnist",), ("*.npz", *_MARKERS), _BY_LEAF.format("femnist")),
-    "sent140": Files("sent140", ("sent140",), _MARKERS, _BY_LEAF.format("sent140")),
+    "femnist": DatasetFiles("femnist", ("femnist",), ("*.npz", *_MARKERS), _LEAF_ADVICE.format("femnist")),
+    "sent140": DatasetFiles("sent140", ("sent140",), _MARKERS, _LEAF_ADVICE.format("sent140")),
 }
 
 
 def read_pool(name: str, folder: Path, classes: tuple[str, ...] = ()) -> Pool:
-    """Users with training and test examples, in the order of their names."""
+    """Read all users with their training and test examples, in the order of their names."""
     folder = folder / "data" if (folder / "data" / "train").is_dir() else folder
     parts = {False: folder / "train", True: folder / "test"} if (folder / "train").is_dir() else {False: folder}
     found: dict[str, list[tuple[bool, np.ndarray, int]]] = {}
@@ -47,12 +47,12 @@ def read_pool(name: str, folder: Path, classes: tuple[str, ...] = ()) -> Pool:
                 mine = [(is_test, row, label) for row, label in zip(inputs, labels, strict=True)]
                 found.setdefault(user, []).extend(mine)
     if not any(found.values()):
-        raise DataError(f"'{folder}' has no LEAF data: there is no example in its JSON files")
+        raise DataError(f"'{folder}' has no LEAF data: its JSON files have no examples")
     users = sorted(user for user, rows in found.items() if rows)
     rows = [row for user in users for row in found[user]]
     shapes = {row[1].shape for row in rows}
     if len(shapes) > 1:
-        raise DataError(f"'{folder}': inputs are of different lengths: {', '.join(map(str, sorted(shapes)))}")
+        raise DataError(f"'{folder}': inputs have different lengths: {', '.join(map(str, sorted(shapes)))}")
     x = np.stack([row[1] for row in rows])
     y = np.array([row[2] for row in rows], np.int64)
     owner = np.repeat(np.arange(len(users)), [len(found[user]) for user in users])
@@ -62,27 +62,29 @@ def read_pool(name: str, folder: Path, classes: tuple[str, ...] = ()) -> Pool:
 
 
 def femnist(name: str, folder: Path) -> Pool:
+    """Read FEMNIST: characters of 62 classes by writer."""
     return read_pool(name, folder, FEMNIST_CLASSES)
 
 
 def sent140(name: str, folder: Path) -> Pool:
+    """Read Sent140: tweets with their sentiment by author."""
     return read_pool(name, folder, ("negative", "positive"))
 
 
 def tokens(text: str) -> np.ndarray:
-    """[25]: the numbers of the first 25 words, then zeros.
+    """Return the numbers of the first 25 words, padded with zeros, [25].
 
-    A word's number is 1 + CRC-32(its lower-case UTF-8 bytes) mod 9,999: a vocabulary that is agreed before anybody has
-    shown a text. A word is a run of letters, digits, ' and #, or one of . , ! ? ; and @names and links are one word
-    each, "@" and "http".
+    A word's number is 1 + CRC-32(its lower-case UTF-8 bytes) mod 9,999: a vocabulary that needs no client to share its
+    text. A word is a run of letters, digits, ' and #, or one of . , ! ? ; and all @names count as the word "@", all
+    links as "http".
     """
     words = ["@" if w[0] == "@" else "http" if w.startswith("http") else w for w in _WORD.findall(text.lower())]
-    numbers = [1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in words[:WORDS]]
-    return np.array(numbers + [0] * (WORDS - len(numbers)), np.int64)
+    numbers = [1 + zlib.crc32(word.encode()) % (VOCABULARY_SIZE - 1) for word in words[:WORDS_PER_TEXT]]
+    return np.array(numbers + [0] * (WORDS_PER_TEXT - len(numbers)), np.int64)
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; errors say where in the file."""
+    """Read a JSON file; errors give the position in the file."""
     try:
         return json.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
@@ -92,7 +94,7 @@ def read_json(path: Path) -> Any:
             f"'{path}' is not UTF-8 text: byte {error.start} (from 0) is {error.object[error.start]:#04x}"
         ) from error
     except ValueError as error:
-        raise DataError(f"'{path}' is not JSON, or cut off ({error}): get it again") from error
+        raise DataError(f"'{path}' is not valid JSON, perhaps cut off ({error}): get it again") from error
 
 
 def _read(path: Path, name: str, classes: int | None) -> list[tuple[str, list[np.ndarray], list[int]]]:
@@ -104,7 +106,7 @@ def _read(path: Path, name: str, classes: int | None) -> list[tuple[str, list[np
     for user, data in users.items():
         x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-            raise DataError(f"'{path}', user '{user}': x and y are not two lists of one length")
+            raise DataError(f"'{path}', user '{user}': x and y are not two lists of the same length")
         where = f"'{path}', user '{user}'"
         result.append(
             (user, [_input(row, name, f"{where}, row {i}") for i, row in enumerate(x)], _labels(y, classes, where))
@@ -122,9 +124,9 @@ def _labels(y: list[Any], classes: int | None, where: str) -> list[int]:
 
 def _input(row: Any, name: str, where: str) -> np.ndarray:
     if name == "sent140":
-        if not isinstance(row, list) or len(row) <= _TEXT or not isinstance(row[_TEXT], str):
-            raise DataError(f"{where}: there is no text in place {_TEXT} of x")
-        return tokens(row[_TEXT])
+        if not isinstance(row, list) or len(row) <= _TEXT_COLUMN or not isinstance(row[_TEXT_COLUMN], str):
+            raise DataError(f"{where}: element {_TEXT_COLUMN} of x is not a text")
+        return tokens(row[_TEXT_COLUMN])
     try:
         x = np.asarray(row, np.float32)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""`.npz` files of NumPy arrays, never with pickled objects.
+"""Reads `.npz` files of NumPy arrays, never with pickled objects.
 
-One part: x [n, ...], y [n] and, if there are natural clients, owner [n] (or client) with their names in owners; or two
-parts as LEAF's FEMNIST is often kept: x_train, y_train, writer_train and x_test, y_test, writer_test, with writers.
-Inputs that are bytes are images: [n, height, width] or [n, channels, height, width]. Targets that are floats mean
+A file has x [n, ...], y [n] and, for natural clients, owner [n] (or client) with their names in owners. Or it has two
+parts, as LEAF's FEMNIST is often kept: x_train, y_train, writer_train and x_test, y_test, writer_test, with writers.
+Inputs of bytes are images, [n, height, width] or [n, channels, height, width]. Floating-point targets mean a
 regression.
 """
 
@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.data.idx import check_labels
+from coterie.core.errors import DataError
 from coterie.data.pool import Pool
-from coterie.errors import DataError
+from coterie.data.readers.idx import check_labels
 
 _OWNERS = ("owner", "client", "writer")
 
 
 def read_pool(name: str, path: Path, classes: tuple[str, ...] = ()) -> Pool:
+    """Read and check all examples; `classes` are the names of the classes, if they have any."""
     arrays = read_arrays(path)
     parts = ("",) if "x" in arrays else ("_train", "_test")
     missing = [f"{key}{part}" for part in parts for key in ("x", "y") if f"{key}{part}" not in arrays]
@@ -29,9 +30,9 @@ def read_pool(name: str, path: Path, classes: tuple[str, ...] = ()) -> Pool:
     xs, ys = ([arrays[f"{key}{part}"] for part in parts] for key in ("x", "y"))
     for part, x, y in zip(parts, xs, ys, strict=True):
         if x.ndim < 2 or x.dtype.kind not in "buif" or y.dtype.kind not in "buif":
-            raise DataError(f"'{path}': x{part} holds numbers, one row an example, and y{part} numbers")
+            raise DataError(f"'{path}': x{part} must have one row of numbers per example, and y{part} must be numbers")
         if len(x) != len(y) or x.shape[1:] != xs[0].shape[1:]:
-            raise DataError(f"'{path}': x{part} is {x.shape} and y{part} {y.shape}: they do not fit together")
+            raise DataError(f"'{path}': x{part} is {x.shape} and y{part} {y.shape}: they do not match")
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
         raise DataError(f"'{path}' has no examples")
@@ -55,6 +56,7 @@ def read_pool(name: str, path: Path, classes: tuple[str, ...] = ()) -> Pool:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of a file by name."""
     if path.suffix != ".npz":
         raise DataError(f"'{path}' is not an .npz file: save x and y together with numpy.savez")
     try:
@@ -74,7 +76,7 @@ def _owner(
         return None, ()
     whose = np.concatenate([arrays[f"{key}{part}"] for part in parts])
     if whose.shape != (size,):
-        raise DataError(f"'{path}': {key} is {whose.shape}: one owner an example is needed, ({size},)")
+        raise DataError(f"'{path}': {key} is {whose.shape}, but must have one owner per example, ({size},)")
     names = arrays.get(f"{key}s")
     if whose.dtype.kind in "bui" and names is not None:
         check_labels(whose, len(names), f"{path}, {key}")

@@ -1,4 +1,4 @@
-"""pFedBreD's federations of MNIST and Fashion-MNIST (its section 6; the recipe is that of the authors' generator).
+"""Makes pFedBreD's federations of MNIST and Fashion-MNIST (section 6; the recipe is that of the authors' generator).
 
 The official training and test images are pooled. User u of 100 has the labels (u + j) mod 10 for its slots j: three on
 MNIST, two on Fashion-MNIST. Each slot first gets 10 images, and then int(p) U{1..10} + U{10..200} more unless that
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from coterie.data.federation import Federation, Split, split_client
-from coterie.data.idx import read_pool
 from coterie.data.partition import lognormal
+from coterie.data.readers.idx import read_pool
 
 USERS = 100
 
@@ -30,6 +30,7 @@ USERS = 100
 def pfedbred(
     name: str, source: str, slots: int, seed: int, validation: float, test: float, folder: Path, *, slot_labels: bool
 ) -> Federation:
+    """Make the federation from the idx files in `folder`; `slots` is the number of labels per user."""
     pool = read_pool(source, folder)
     digits = pool.y.numpy()
     x = pool.x.flatten(1).numpy().astype(np.float32) / 255
@@ -51,7 +52,7 @@ def pfedbred(
 
 
 def deal(digits: np.ndarray, slots: int, seed: int, slot_labels: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(positions, labels) of every user; no image is dealt twice."""
+    """Return (positions, labels) of every user; no image has two owners."""
     return [_labelled(own, digits, slots, slot_labels) for own in lognormal(digits, USERS, slots, seed)]
 
 

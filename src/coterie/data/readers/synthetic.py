@@ -1,4 +1,4 @@
-"""FedMAP's synthetic federations (its section 4.1 and appendix B; what the text leaves out is from the authors' code).
+"""Makes FedMAP's synthetic federations (section 4.1, appendix B; details not in the text are from the authors' code).
 
 In R^30, rotated by one random orthogonal matrix Q that all clients share:
 
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from coterie import rng
+from coterie.core import rng
 from coterie.data.federation import Federation, Split, split_client
 
 DIM, SIGNAL = 30, 4
@@ -43,6 +43,7 @@ def synthetic(
     validation: float = 0.1,
     test: float = 0.3,
 ) -> Federation:
+    """Make a federation; `sizes` and `share_of_0` have one entry per client."""
     rotation, upper = np.linalg.qr(rng.generator(seed, "synthetic", "rotation").standard_normal((DIM, DIM)))
     rotation *= np.sign(np.diag(upper))  # makes the rotation uniformly distributed
     xs, ys, splits, start = [], [], {}, 0

@@ -1,4 +1,4 @@
-"""The schema that fits the files at hand: which columns are numbers, which are categories, and what the target is."""
+"""Infers a schema from files: which columns are numbers, which are categories, and what the target is."""
 
 from __future__ import annotations
 
@@ -6,57 +6,68 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal
 
-from coterie.data.schema import Column, Schema, Target, parse_target
-from coterie.data.tables import MISSING, Table, canonical, number, short
-from coterie.errors import CoterieWarning, DataError
+from coterie.core.errors import CoterieWarning, DataError
+from coterie.data.tables.reading import MISSING, Table, canonical, number, short
+from coterie.data.tables.schema import Column, Schema, Target, parse_target
 
-MOST_CATEGORIES = 50  # a column of more different words is text
-FEW_CATEGORIES = 10  # more than these are categories only if they come twice on average
-MANY_VALUES = 20  # a target of more different numbers with decimals is a regression
+MAX_CATEGORIES = 50  # a column with more different words is text
+MAX_RARE_CATEGORIES = 10  # more than these must occur twice on average to be categories
+MAX_DECIMAL_CLASSES = 20  # a target with more different decimal numbers is a regression
 
 
 def infer(
     tables: Sequence[Table],
     target: str,
     *,
-    apart: Sequence[str] = (),
+    excluded: Sequence[str] = (),
     regression: bool | None = None,
     missing: Sequence[str] = MISSING,
     names: Sequence[str] = (),
 ) -> Schema:
-    """The schema that fits all of `tables`, whose columns `apart` are no inputs. Raises `DataError` with all problems.
+    """Infer a schema that fits all tables.
 
-    A column is a number where every cell is one, else a category if it has few different words. Text, and a number
-    with a few words in it, are refused by name.
+    A column is a number if every cell is one, else a category if it has few different words. Free text, and numbers
+    mixed with a few words, are refused.
+
+    Args:
+        tables: The sites' tables.
+        target: The column to predict, or a comparison such as num>0.
+        excluded: Columns that are not inputs.
+        regression: Whether the target is a number to predict; by default decided from its values.
+        missing: Cells that mean a missing value.
+        names: The column names of files without a header.
+
+    Raises:
+        DataError: The tables do not fit together; the message lists all problems.
     """
     problems: list[str] = []
     everywhere = list(dict.fromkeys(name for table in tables for name in table.columns))
     wanted = parse_target(target, everywhere)
-    for name in dict.fromkeys([wanted.column, *apart, *everywhere]):
+    for name in dict.fromkeys([wanted.column, *excluded, *everywhere]):
         lacking = [table.file for table in tables if name not in table.columns]
         if len(lacking) == len(tables):
             problems.append(f"no file has a column '{name}'; there are {', '.join(everywhere)}")
-        elif lacking and (name not in apart):
+        elif lacking and (name not in excluded):
             problems.append(
                 f"column '{name}' is not in {_files(lacking)}: add it there (empty cells are missing values), "
                 f"or leave it out everywhere with --drop {name}"
             )
     columns = []
     for name in everywhere:
-        if name != wanted.column and name not in apart:
+        if name != wanted.column and name not in excluded:
             column, problem = _infer_column(name, [table for table in tables if name in table.columns])
             columns.append(column)
             problems += problem
     if not columns and not problems:
-        problems.append("there is no input: every column is the target, a group, a site, or dropped")
+        problems.append("there are no inputs left: every column is the target, the group, the site, or dropped")
     kind, classes, more = _infer_target(wanted, tables, regression)
     if problems or more:
         raise DataError("\n".join([*problems, *more]))
     for column in columns:
         if column.kind == "number" and all(_is_identifier(table.columns[column.name]) for table in tables):
             warnings.warn(
-                f"column '{column.name}' is a different whole number in every row, as an identifier is, and is used as "
-                f"an input: --drop {column.name} leaves it out, --group {column.name} keeps a person together",
+                f"column '{column.name}' looks like an identifier (a different whole number in every row) but is used "
+                f"as an input: --drop {column.name} removes it, --group {column.name} keeps a person's rows together",
                 CoterieWarning,
                 stacklevel=2,
             )
@@ -72,14 +83,14 @@ def _infer_column(name: str, tables: Sequence[Table]) -> tuple[Column, list[str]
     table, row, cell = odd[0]
     if len(odd) < len(cells) / 2 and len(words) > len({cell for _, _, cell in odd}) + 2:
         return Column(name, "number"), [
-            f"column '{name}' has numbers, but for {len(odd)} of {len(cells)} cells, the first in '{table.file}' line "
-            f"{table.lines[row]}: '{short(cell)}': correct it, or add it to --missing, or leave the column out with "
+            f"column '{name}' has numbers, except in {len(odd)} of {len(cells)} cells, the first in '{table.file}' "
+            f"line {table.lines[row]}: '{short(cell)}'. Correct it, add it to --missing, or remove the column with "
             f"--drop {name}"
         ]
-    if len(words) > MOST_CATEGORIES or len(words) > max(FEW_CATEGORIES, len(cells) / 2):
+    if len(words) > MAX_CATEGORIES or len(words) > max(MAX_RARE_CATEGORIES, len(cells) / 2):
         return Column(name, "category"), [
             f"column '{name}' is text ({len(words)} different values in {len(cells)} cells, such as '{short(cell)}' in "
-            f"'{table.file}' line {table.lines[row]}): leave it out with --drop {name}"
+            f"'{table.file}' line {table.lines[row]}): remove it with --drop {name}"
         ]
     return Column(name, "category", tuple(words)), []
 
@@ -99,36 +110,35 @@ def _infer_target(
         if cell is not None
     ]
     if not cells:
-        return "regression", (), []  # told already, or told with the rows
+        return "regression", (), []  # reported already, or reported with the rows
     if target.sign:
         if regression:
-            return "regression", (), [f"target '{target.classes()[1]}' is true or false: that is no regression"]
+            return "regression", (), [f"target '{target.classes()[1]}' is true or false, so it cannot be a regression"]
         return "classification", target.classes(), []
     odd = [(table, row, cell) for table, row, cell in cells if number(cell) is None]
     values = {canonical(cell) for _, _, cell in cells}
     decimal = any("." in value or "e" in value for value in values)
-    if regression or (regression is None and not odd and decimal and len(values) > MANY_VALUES):
-        told = [
-            f"target '{target.column}' is to be a number, but '{table.file}' line {table.lines[row]} has "
-            f"'{short(cell)}'"
+    if regression or (regression is None and not odd and decimal and len(values) > MAX_DECIMAL_CLASSES):
+        problems = [
+            f"target '{target.column}' must be a number, but '{table.file}' line {table.lines[row]} has '{short(cell)}'"
             for table, row, cell in odd[:3]
         ]
-        return "regression", (), told
-    if len(values) > MOST_CATEGORIES and regression is None:
+        return "regression", (), problems
+    if len(values) > MAX_CATEGORIES and regression is None:
         what = "text" if odd else "whole numbers"
         return (
             "classification",
             (),
             [
-                f"target '{target.column}' has {len(values)} different values ({what}): say --regression if it is a "
-                "number to predict, or --no-regression if these are classes"
+                f"target '{target.column}' has {len(values)} different values ({what}): add --regression if it is a "
+                "number to predict, or --no-regression if they are classes"
             ],
         )
     if len(values) < 2:
         return (
             "classification",
             (),
-            [f"target '{target.column}' is {next(iter(values))} in every row: there is one class only"],
+            [f"target '{target.column}' is {next(iter(values))} in every row: a classification needs two classes"],
         )
     return "classification", tuple(sorted(values, key=_order)), []
 

@@ -1,10 +1,10 @@
-"""From a table to what a model sees, and back to JSON: what a site learnt from its own training rows.
+"""Turns a site's table into the inputs of a model, using only what the site's own training rows say.
 
-A number is imputed by the median and standardised by the mean and standard deviation of the site's training rows; a
-category is imputed by their most frequent one and becomes one feature for each category of the schema. A column that
-the site never filled in is 0 throughout: the mean of everybody else.
+A missing number becomes the median of the site's training rows, and numbers are standardised by their mean and standard
+deviation. A missing category becomes the most frequent one, and a category becomes one feature for each category of the
+schema. A column that the site never filled in is 0 throughout, the mean of a standardised column.
 
-The record is plain JSON, and training uses nothing but the record, so that a prediction made from the file later sees
+What is learnt is a record in plain JSON. Training uses nothing but the record, so a later prediction from a file sees
 the same inputs to the last bit.
 """
 
@@ -19,26 +19,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.schema import Column, Schema, parse_target, schema_from_dict
-from coterie.data.tables import Table, canonical, number, read_table, short
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.data.tables.reading import Table, canonical, number, read_table, short
+from coterie.data.tables.schema import Column, Schema, parse_target, schema_from_dict
 
-SHOWN = 3  # wrong cells of one column that are told, besides their number
+MAX_CELLS_SHOWN = 3  # wrong cells of one column that a message quotes
 
 
-def misfits(schema: Schema, table: Table, *, target: bool = True) -> list[str]:
-    """Everything in a file that does not fit the schema: which column, which line, and why."""
+def find_misfits(schema: Schema, table: Table, *, target: bool = True) -> list[str]:
+    """Return a message for everything in a file that does not fit the schema, with column, line and reason."""
     problems = []
     for column in schema.columns:
         if column.name not in table.columns:
             problems.append(f"'{table.file}' has no column '{column.name}'; it has {', '.join(table.columns)}")
         elif column.kind == "number":
             wrong = _cells(table, column.name, lambda cell: number(cell) is None)
-            problems += _told(table, column.name, wrong, "a number was agreed on")
+            problems += _describe(table, column.name, wrong, "the schema says number")
         else:
             known = set(column.categories)
             wrong = _cells(table, column.name, lambda cell, known=known: canonical(cell) not in known)
-            problems += _told(table, column.name, wrong, f"a category was agreed on: {', '.join(column.categories)}")
+            problems += _describe(table, column.name, wrong, f"the schema allows {', '.join(column.categories)}")
     return [*problems, *_target_misfits(schema, table)] if target else problems
 
 
@@ -48,17 +48,17 @@ def _target_misfits(schema: Schema, table: Table) -> list[str]:
         return [f"'{table.file}' has no column '{wanted.column}', the target; it has {', '.join(table.columns)}"]
     if schema.kind == "regression":
         wrong = _cells(table, wanted.column, lambda cell: number(cell) is None)
-        return _told(table, wanted.column, wrong, "the target is a number")
+        return _describe(table, wanted.column, wrong, "the target must be a number")
     if wanted.sign:
         wrong = _cells(table, wanted.column, lambda cell: wanted.holds(cell) is None)
-        return _told(table, wanted.column, wrong, f"it cannot be compared as in {schema.target}")
+        return _describe(table, wanted.column, wrong, f"it cannot be compared as {schema.target} says")
     known = set(map(canonical, schema.classes))
     wrong = _cells(table, wanted.column, lambda cell: canonical(cell) not in known)
-    return _told(table, wanted.column, wrong, f"the classes agreed on are {', '.join(schema.classes)}")
+    return _describe(table, wanted.column, wrong, f"the schema's classes are {', '.join(schema.classes)}")
 
 
 def targets(schema: Schema, table: Table) -> list[float | None]:
-    """The number of each row's class, or its value in a regression; None where it is missing. The table must fit."""
+    """Return each row's class number, or its value in a regression; None if it is missing. The table must fit."""
     wanted = parse_target(schema.target, list(table.columns))
     cells = table.columns[wanted.column]
     if schema.kind == "regression":
@@ -70,7 +70,7 @@ def targets(schema: Schema, table: Table) -> list[float | None]:
 
 
 def fit(schema: Schema, table: Table, train: Sequence[int]) -> dict[str, Any]:
-    """The record of a site, from its training rows only; the table must fit the schema."""
+    """Learn a site's record from its training rows only; the table must fit the schema."""
     own = table.take(train)
     columns = {column.name: _fit_column(column, own.columns[column.name]) for column in schema.columns}
     return {"format": 1, "schema": schema.to_dict(), "columns": columns, "features": list(schema.features)}
@@ -78,24 +78,24 @@ def fit(schema: Schema, table: Table, train: Sequence[int]) -> dict[str, Any]:
 
 def _fit_column(column: Column, cells: Sequence[str | None]) -> dict[str, Any]:
     filled = [cell for cell in cells if cell is not None]
-    told: dict[str, Any] = {"kind": column.kind, "missing": len(cells) - len(filled)}
+    record: dict[str, Any] = {"kind": column.kind, "missing": len(cells) - len(filled)}
     if column.kind == "category":
         count = Counter(map(canonical, filled))
         mode = max(column.categories, key=lambda each: count[each]) if filled else None
-        return {**told, "mode": mode, "categories": list(column.categories)}
+        return {**record, "mode": mode, "categories": list(column.categories)}
     values = np.array([number(cell) for cell in filled], np.float64)
     if not len(values):
-        return {**told, "median": 0.0, "mean": 0.0, "std": 1.0}
+        return {**record, "median": 0.0, "mean": 0.0, "std": 1.0}
     median = float(np.median(values))
-    imputed = np.concatenate([values, np.full(told["missing"], median)])
+    imputed = np.concatenate([values, np.full(record["missing"], median)])
     std = float(imputed.std())
-    return {**told, "median": median, "mean": float(imputed.mean()), "std": std if std > 0 else 1.0}
+    return {**record, "median": median, "mean": float(imputed.mean()), "std": std if std > 0 else 1.0}
 
 
 def apply_preprocessing(table: Table, preprocessing: Mapping[str, Any]) -> Tensor:
-    """[rows, features] float32: what the site's model sees. Raises `DataError` where the table does not fit."""
+    """Return the inputs of the site's model, [rows, features] float32; raise `DataError` if the table does not fit."""
     schema = schema_from_dict(preprocessing["schema"], "preprocessing")
-    problems = misfits(schema, table, target=False)
+    problems = find_misfits(schema, table, target=False)
     if problems:
         raise DataError("\n".join(problems))
     parts = []
@@ -107,17 +107,17 @@ def apply_preprocessing(table: Table, preprocessing: Mapping[str, Any]) -> Tenso
         else:
             chosen = np.array([learnt["mode"] if cell is None else canonical(cell) for cell in cells], object)
             parts.append(np.stack([chosen == category for category in column.categories], 1).astype(np.float64))
-    with np.errstate(over="ignore"):  # told below
+    with np.errstate(over="ignore"):  # reported below
         x = np.concatenate(parts, 1).astype(np.float32)
     if not np.isfinite(x).all():
         row, place = (int(index[0]) for index in np.nonzero(~np.isfinite(x)))
         name = schema.features[place]
-        raise DataError(f"'{table.file}' line {table.lines[row]}, column '{name}': too large a number")
+        raise DataError(f"'{table.file}' line {table.lines[row]}, column '{name}': the number is too large")
     return torch.from_numpy(x)
 
 
 def read_like(path: str | Path, preprocessing: Mapping[str, Any]) -> Table:
-    """A file read as the site's own was: the same names of columns and the same marks for missing values."""
+    """Read a file as the site's own was read: with the same column names and markers of missing values."""
     schema = schema_from_dict(preprocessing["schema"], "preprocessing")
     return read_table(path, columns=schema.names, missing=schema.missing)
 
@@ -126,10 +126,10 @@ def _cells(table: Table, column: str, wrong: Any) -> list[int]:
     return [row for row, cell in enumerate(table.columns[column]) if cell is not None and wrong(cell)]
 
 
-def _told(table: Table, column: str, rows: Sequence[int], why: str) -> list[str]:
+def _describe(table: Table, column: str, rows: Sequence[int], why: str) -> list[str]:
     cells = table.columns[column]
     if not rows:
         return []
-    where = ", ".join(f"line {table.lines[row]} ('{short(cells[row] or '')}')" for row in rows[:SHOWN])
-    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+    where = ", ".join(f"line {table.lines[row]} ('{short(cells[row] or '')}')" for row in rows[:MAX_CELLS_SHOWN])
+    more = f" and {len(rows) - MAX_CELLS_SHOWN} more" if len(rows) > MAX_CELLS_SHOWN else ""
     return [f"'{table.file}' column '{column}', {where}{more}: {why}"]

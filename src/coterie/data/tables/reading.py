@@ -1,7 +1,7 @@
-"""Tables from CSV and Parquet files: named columns of text cells, in which a missing value is None.
+"""Reads tables from CSV and Parquet files: named columns of text cells, in which a missing value is None.
 
-What a cell means (a number, a category) is decided by a schema, not here, so that a wrong cell can be told with its
-file, line and column. Numbers read from Parquet are text too, in as many digits as they need to come back the same.
+A schema decides what a cell means (a number, a category), so that an error can name the file, line and column of a
+wrong cell. Numbers from Parquet become text too, with enough digits to be restored exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
 
 Cells = list[str | None]
 
@@ -26,14 +26,17 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 @dataclass(frozen=True)
 class Table:
+    """A table as text; `lines` remembers where each row is in the file."""
+
     file: str  # for messages
     columns: dict[str, Cells]
-    lines: list[int]  # where each row stands in the file, from 1
+    lines: list[int]  # line number of each row in the file, from 1
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def take(self, rows: Sequence[int]) -> Table:
+        """Return a table of some rows."""
         return Table(
             self.file,
             {name: [cells[row] for row in rows] for name, cells in self.columns.items()},
@@ -42,10 +45,15 @@ class Table:
 
 
 def read_table(path: str | Path, *, columns: Sequence[str] = (), missing: Sequence[str] = MISSING) -> Table:
-    """A CSV file (comma, semicolon or tab; UTF-8) or, where the name ends in .parquet, a Parquet file.
+    """Read a CSV file (comma, semicolon or tab; UTF-8) or, if its name ends in .parquet or .pq, a Parquet file.
 
-    `columns` names the columns of a file that has no header. A cell that is one of `missing`, in upper or lower case,
-    or empty, is None.
+    Args:
+        path: The file.
+        columns: The column names, if the file has no header.
+        missing: Cells that mean a missing value, in upper or lower case; empty cells always do.
+
+    Raises:
+        DataError: The file is missing, empty or malformed; the message names file and line.
     """
     path = Path(path)
     if not path.is_file():
@@ -60,7 +68,7 @@ def read_table(path: str | Path, *, columns: Sequence[str] = (), missing: Sequen
 
 
 def number(cell: str) -> float | None:
-    """A finite number, or None where the cell is something else."""
+    """Parse a finite number; return None if the cell is something else."""
     try:
         value = float(cell)
     except ValueError:
@@ -69,7 +77,7 @@ def number(cell: str) -> float | None:
 
 
 def canonical(cell: str) -> str:
-    """One spelling for a category or class: 1, 1.0 and 01 are the same."""
+    """Return one spelling for a category or class: 1, 1.0 and 01 are the same."""
     value = number(cell)
     if value is None:
         return cell
@@ -77,7 +85,7 @@ def canonical(cell: str) -> str:
 
 
 def short(cell: str) -> str:
-    """For messages."""
+    """Shorten a cell for messages."""
     return cell if len(cell) <= 30 else cell[:27] + "..."
 
 
@@ -106,7 +114,7 @@ def _read_csv(path: Path, columns: list[str]) -> tuple[list[str], list[Cells], l
     if uneven:
         line, width = uneven[0]
         more = f", and {len(uneven) - 1} more lines" if len(uneven) > 1 else ""
-        named = "columns names" if columns else "the header has"
+        named = "--columns gives" if columns else "the header has"
         raise DataError(f"'{path}' line {line} has {width} cells, but {named} {len(header)} columns{more}")
     if delimiter == ";":  # then a comma inside a number is a decimal point
         rows = [[c.replace(",", ".") if c and _DECIMAL_COMMA.fullmatch(c) else c for c in row] for row in rows]
@@ -125,12 +133,12 @@ def _text(path: Path) -> str:
         raise DataError(f"'{path}' line {line} is not UTF-8 (byte 0x{wrong:02x}): save the file as UTF-8") from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise DataError(f"'{path}' line {line} holds a zero byte: this is not a CSV file")
+        raise DataError(f"'{path}' line {line} has a zero byte: this is not a CSV file")
     return text
 
 
 def _sniff(text: str) -> str:
-    """The delimiter that cuts the first lines into most cells, as many in each; a comma where none does."""
+    """Return the delimiter that splits the first lines into the most cells, all equally many; else a comma."""
     sample = [line for line in text[:65536].splitlines()[:21] if line.strip()]
     sample = sample[:-1] if len(sample) > 20 or (len(text) > 65536 and len(sample) > 1) else sample  # may be cut short
 
@@ -144,7 +152,7 @@ def _sniff(text: str) -> str:
 def _check_header(path: Path, header: list[str]) -> None:
     if all(number(cell) is not None or cell.lower() in {m.lower() for m in MISSING} for cell in header):
         raise DataError(
-            f"'{path}' line 1 holds data, not the names of columns: name them, in order, with --columns a,b,c"
+            f"'{path}' line 1 has data instead of column names: give the names, in order, with --columns a,b,c"
         )
     for place, name in enumerate(header, 1):
         if not name:
@@ -165,7 +173,7 @@ def _read_parquet(path: Path, columns: list[str]) -> tuple[list[str], list[Cells
         raise DataError(f"'{path}' cannot be read as Parquet: {error}") from error
     header = list(map(str, found.column_names))
     if columns and columns != header:
-        raise DataError(f"'{path}' has names for its columns already: {', '.join(header)}; leave out --columns")
+        raise DataError(f"'{path}' already has column names: {', '.join(header)}; leave out --columns")
     cells = [[_cell(path, name, value) for value in found.column(i).to_pylist()] for i, name in enumerate(header)]
     rows: list[Cells] = [list(row) for row in zip(*cells, strict=True)]
     return header, rows, list(range(1, len(rows) + 1))
@@ -175,7 +183,7 @@ def _cell(path: Path, column: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value if value is None else value.strip()
     if isinstance(value, bytes | list | dict):
-        raise DataError(f"'{path}' column '{column}' holds {type(value).__name__} values: a cell is a number or text")
+        raise DataError(f"'{path}' column '{column}' has {type(value).__name__} values: cells must be numbers or text")
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What the sites agree on: the target, the inputs, and what each may be. Read from and written to a TOML file."""
+"""The schema that sites agree on: the target, the inputs, and their possible values. Stored as a TOML file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.data.tables import MISSING, canonical, number
-from coterie.errors import DataError
+from coterie.core.errors import DataError
+from coterie.core.toml import toml_value
+from coterie.data.tables.reading import MISSING, canonical, number
 
 ColumnKind = Literal["number", "category"]
 FORMAT = 1
@@ -22,6 +23,8 @@ _OPPOSITE = {">": "<=", ">=": "<", "<": ">=", "<=": ">", "==": "!=", "!=": "=="}
 
 @dataclass(frozen=True)
 class Column:
+    """An input; `categories` are the values that a category may have."""
+
     name: str
     kind: ColumnKind
     categories: tuple[str, ...] = ()
@@ -29,18 +32,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Target:
-    """A column, or a comparison such as `num>0`, which is true or false."""
+    """What to predict: a column, or a comparison such as `num>0`, which is true or false."""
 
     column: str
     sign: str = ""
     value: str = ""
 
     def classes(self) -> tuple[str, str]:
-        """(false, true) of a comparison."""
+        """Return the names of the two classes of a comparison, (false, true)."""
         return f"{self.column}{_OPPOSITE[self.sign]}{self.value}", f"{self.column}{self.sign}{self.value}"
 
     def holds(self, cell: str) -> bool | None:
-        """None where the cell cannot be compared."""
+        """Return whether the comparison is true of a cell; None if the cell cannot be compared."""
         if self.sign in ("==", "!="):
             return (canonical(cell) == canonical(self.value)) == (self.sign == "==")
         left, right = number(cell), number(self.value)
@@ -51,6 +54,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Schema:
+    """What all sites' files have in common."""
+
     target: str
     kind: Literal["classification", "regression"]
     columns: tuple[Column, ...]  # the inputs, in their order
@@ -60,7 +65,7 @@ class Schema:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What a model sees: a number is one feature, a category one for each that it may be."""
+        """The inputs of a model: one feature for a number, and one for each category."""
         return tuple(
             feature
             for column in self.columns
@@ -69,11 +74,13 @@ class Schema:
             )
         )
 
-    def words(self) -> list[str]:
-        """For people: what was agreed on."""
-        told = f"target {self.target}: "
-        told += "a number" if self.kind == "regression" else f"{len(self.classes)} classes ({', '.join(self.classes)})"
-        lines = [told]
+    def describe(self) -> list[str]:
+        """Describe the schema in a few lines, for people."""
+        target = f"target {self.target}: "
+        target += (
+            "a number" if self.kind == "regression" else f"{len(self.classes)} classes ({', '.join(self.classes)})"
+        )
+        lines = [target]
         for kind, plural in (("number", "numbers"), ("category", "categories")):
             of_kind = [column for column in self.columns if column.kind == kind]
             if of_kind:
@@ -81,24 +88,30 @@ class Schema:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the schema as JSON values."""
         return json.loads(json.dumps({"format": FORMAT, **asdict(self)}))  # type: ignore[no-any-return]
 
     def to_toml(self) -> str:
+        """Return the text of a schema file, with comments."""
         values = self.to_dict()
         columns = values.pop("columns")
         lines = [
-            "# What the sites agree on. To edit: a column of codes may become a category, with categories = [...]."
+            "# The schema that the sites agree on. To make a column of codes a category, give it categories = [...]."
         ]
         if parse_target(self.target).sign:
-            lines.append(f"# classes are the names for where {self.target} is false, and where it is true.")
-        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value != []]
+            lines.append(f"# classes are the names for the rows where {self.target} is false, and where it is true.")
+        lines += [f"{key} = {toml_value(value)}" for key, value in values.items() if value != []]
         for column in columns:
-            lines += ["", "[[columns]]", *(f"{key} = {_toml(value)}" for key, value in column.items() if value != [])]
+            lines += [
+                "",
+                "[[columns]]",
+                *(f"{key} = {toml_value(value)}" for key, value in column.items() if value != []),
+            ]
         return "\n".join(lines) + "\n"
 
 
 def parse_target(text: str, columns: Sequence[str] = ()) -> Target:
-    """A column's name (also one with a sign in it, if there is such a column), or a comparison of a column."""
+    """Parse the name of a column (which may contain a sign, if there is such a column) or a comparison."""
     match = _COMPARISON.fullmatch(text.strip())
     if text in columns or not match:
         return Target(text)
@@ -106,9 +119,9 @@ def parse_target(text: str, columns: Sequence[str] = ()) -> Target:
 
 
 def schema_from_dict(values: Any, where: str) -> Schema:
-    """From a file or a preprocessing record; raises `DataError` with everything that is wrong."""
+    """Read a schema from the values of a file or a record; raise `DataError` with everything that is wrong."""
     if not isinstance(values, dict):
-        raise DataError(f"{where}: a schema is a table")
+        raise DataError(f"{where}: a schema must be a table")
     problems = []
     if values.get("format", FORMAT) != FORMAT:
         problems.append(f"format = {values['format']!r}: this version reads {FORMAT}")
@@ -126,13 +139,14 @@ def schema_from_dict(values: Any, where: str) -> Schema:
         if number_of < 2:
             problems.append("classes: a classification needs at least two")
         elif number_of > 2 and parse_target(str(values.get("target"))).sign:
-            problems.append("classes: a comparison has two, where it is false and where it is true")
+            problems.append("classes: a comparison has exactly two, for false and for true")
     if problems or more:
         raise DataError("\n".join(f"{where}: {problem}" for problem in [*problems, *more]))
     return Schema(values["target"], values["kind"], tuple(columns), **{key: tuple(v) for key, v in lists.items()})
 
 
 def read_schema(path: str | Path) -> Schema:
+    """Read a schema file; raise `DataError` with everything that is wrong."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -158,7 +172,7 @@ def _columns(values: Any) -> tuple[list[Column], list[str]]:
         elif not _is_texts(categories) or (kind == "category" and len(set(map(canonical, categories))) < 1):
             problems.append(f"column '{name}': a category needs a list of text, categories = [...]")
         elif name in {column.name for column in columns}:
-            problems.append(f"column '{name}' is there twice")
+            problems.append(f"column '{name}' occurs twice")
         else:
             columns.append(Column(name, kind, tuple(dict.fromkeys(map(canonical, categories)))))
     return columns, problems
@@ -166,10 +180,3 @@ def _columns(values: Any) -> tuple[list[Column], list[str]]:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    # A JSON string is a TOML string, but for one control character.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""A federation from files that sites have: one CSV or Parquet file a site, or one file with a column that names it."""
+"""Makes a federation from sites' files: one CSV or Parquet file per site, or one file with a column of site names."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coterie.core.errors import CoterieWarning, DataError
 from coterie.data.federation import Federation, Split, split_client
-from coterie.data.infer import infer
-from coterie.data.preprocessing import apply_preprocessing, fit, misfits, read_like, targets
-from coterie.data.schema import Schema, parse_target, read_schema
-from coterie.data.tables import MISSING, Table, canonical, read_table
-from coterie.errors import CoterieWarning, DataError
+from coterie.data.tables.infer import infer
+from coterie.data.tables.preprocessing import apply_preprocessing, find_misfits, fit, read_like, targets
+from coterie.data.tables.reading import MISSING, Table, canonical, read_table
+from coterie.data.tables.schema import Schema, parse_target, read_schema
 
-__all__ = ["Silos", "agree", "apply_preprocessing", "load_silos", "read_like", "sha256"]
+__all__ = ["Silos", "agree_on_schema", "apply_preprocessing", "load_silos", "read_like", "sha256"]
 
 
 @dataclass(frozen=True)
 class Silos:
-    """Which files, and how to read them."""
+    """Which files to read, and how."""
 
     files: tuple[str, ...]
     target: str | None = None  # a column, or a comparison such as num>0; None: the schema's
     schema: str | None = None  # a file; None: inferred from the files
-    columns: tuple[str, ...] = ()  # of files without a header
+    columns: tuple[str, ...] = ()  # column names of files without a header
     missing: tuple[str, ...] = MISSING
     site_column: str | None = None
     group: str | None = None
@@ -39,8 +39,12 @@ class Silos:
 
 
 def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed: int = 0) -> Federation:
-    """Read, check, split, impute and standardise, everything inside each site. Raises `DataError` with all problems."""
-    schema, sites = agree(silos)
+    """Read, check, split, impute and standardise each site's rows, using only the site's own data.
+
+    Raises:
+        DataError: Files do not fit the schema, or a site has too few rows; the message lists all problems.
+    """
+    schema, sites = agree_on_schema(silos)
     problems: list[str] = []
     xs, ys, splits, records, start = [], [], {}, {}, 0
     for client, whole in sites.items():
@@ -50,7 +54,7 @@ def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed
         except DataError as error:
             problems.append(f"'{table.file}': {error}")
             continue
-        _warn_of_duplicates(client, table, split)
+        _warn_about_duplicates(client, table, split)
         records[client] = fit(schema, table, split.train.tolist())
         xs.append(apply_preprocessing(table, records[client]))
         ys.append(y)
@@ -69,8 +73,12 @@ def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed
     )
 
 
-def agree(silos: Silos) -> tuple[Schema, dict[str, Table]]:
-    """(the schema given, or the one that fits all files; each site's table). All problems are told at once."""
+def agree_on_schema(silos: Silos) -> tuple[Schema, dict[str, Table]]:
+    """Return the given schema, or one that fits all files, and each site's table.
+
+    Raises:
+        DataError: The files do not fit; the message lists all problems.
+    """
     given = read_schema(silos.schema) if silos.schema else None
     columns = silos.columns or (given.names if given else ())
     missing = silos.missing if given is None else given.missing
@@ -80,27 +88,30 @@ def agree(silos: Silos) -> tuple[Schema, dict[str, Table]]:
             tables.append(read_table(file, columns=columns, missing=missing))
         except DataError as error:
             problems.append(str(error))
-    apart = [name for name in (silos.site_column, silos.group, *silos.drop) if name is not None]
+    excluded = [name for name in (silos.site_column, silos.group, *silos.drop) if name is not None]
     if not problems and given is None:
         given = infer(
             tables,
             silos.target or "",
-            apart=apart,
+            excluded=excluded,
             regression=silos.regression,
             missing=missing,
             names=columns,
         )
     if given is not None:
         inputs = {column.name for column in given.columns}
-        problems += [f"'{name}' is an input of the schema: it cannot be dropped" for name in apart if name in inputs]
-        problems += [problem for table in tables for problem in misfits(given, table)]
-        problems += [problem for table in tables for problem in _unnamed(silos, table)]
+        problems += [
+            f"'{name}' is an input of the schema, so it cannot be dropped" for name in excluded if name in inputs
+        ]
+        problems += [problem for table in tables for problem in find_misfits(given, table)]
+        problems += [problem for table in tables for problem in _rows_without_name(silos, table)]
     if problems or given is None:
         raise DataError("\n".join(problems))
     return given, _sites(silos, tables)
 
 
 def sha256(file: str | Path) -> str:
+    """Return the checksum of a file."""
     try:
         with Path(file).open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -108,8 +119,8 @@ def sha256(file: str | Path) -> str:
         raise DataError(f"'{file}' cannot be read: {error.strerror}") from error
 
 
-def _unnamed(silos: Silos, table: Table) -> list[str]:
-    """Rows without a site or without a group, if those are asked for."""
+def _rows_without_name(silos: Silos, table: Table) -> list[str]:
+    """Return a message for rows without a site or group, if these columns are used."""
     problems = []
     for key, name in (("site_column", silos.site_column), ("group", silos.group)):
         if name is not None and name not in table.columns:
@@ -143,7 +154,7 @@ def _with_target(schema: Schema, table: Table) -> tuple[Table, NDArray[np.float6
         first = table.lines[values.index(None)]
         warnings.warn(
             f"'{table.file}': {len(values) - len(known)} rows have no {parse_target(schema.target).column}, the "
-            f"target, and are left out (the first is line {first})",
+            f"target, and are ignored (the first is line {first})",
             CoterieWarning,
             stacklevel=3,
         )
@@ -166,21 +177,21 @@ def _split(
     split = split_client(client, len(table), labels, validation, test, seed, groups=groups)
     if labels is not None and len(np.unique(labels)) < 2:
         raise DataError(
-            f"client '{client}' has one class only: {schema.target} is {schema.classes[int(labels[0])]} in every row, "
-            "so that nothing can be learnt or measured there; leave it out"
+            f"client '{client}' has only one class: {schema.target} is {schema.classes[int(labels[0])]} in every row, "
+            "so nothing can be learnt or measured there; leave it out"
         )
     return split
 
 
-def _warn_of_duplicates(client: str, table: Table, split: Split) -> None:
+def _warn_about_duplicates(client: str, table: Table, split: Split) -> None:
     rows: list[tuple[Any, ...]] = list(zip(*table.columns.values(), strict=True))
     trained = {rows[row]: row for row in split.train}
     twice = [row for row in split.test if rows[row] in trained]
     if twice:
-        first = f"line {table.lines[twice[0]]} is line {table.lines[trained[rows[twice[0]]]]} again"
+        first = f"line {table.lines[twice[0]]} repeats line {table.lines[trained[rows[twice[0]]]]}"
         warnings.warn(
             f"'{table.file}': {len(twice)} of {len(split.test)} test rows of client '{client}' are identical to "
-            f"training rows ({first}): its test results are optimistic; --group keeps rows of one person on one side",
+            f"training rows ({first}), so its test results are optimistic; --group keeps a person's rows together",
             CoterieWarning,
             stacklevel=3,
         )

@@ -1,8 +1,8 @@
-"""Several methods on the same splits, over several seeds.
+"""Compare several methods on the same splits, over several seeds.
 
 All methods of a seed share its data, initial model, participants and minibatches, and one task, so that methods with
 the same training step share its compiled form. Local training can be one of the methods; no other reference is run.
-The seeds of a method run abreast (`abreast.py`) where that pays and memory allows, else one after another.
+The seeds of a method run in lockstep (`lockstep.py`) if that is faster and memory allows, else one after another.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from typing import Any
 
 import torch
 
+from coterie.core.errors import CheckpointError, ConfigError
+from coterie.core.optimizers import OPTIMIZERS
+from coterie.core.toml import read_toml, to_toml
 from coterie.data.federation import Federation, split_again
-from coterie.errors import CheckpointError, ConfigError
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import Trial, judge, measure
+from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
-from coterie.experiment import files
-from coterie.experiment.abreast import Run, alike, at_once, join, run_abreast
-from coterie.experiment.comparison import Comparison
-from coterie.experiment.config import TABLES, Config, read_toml, resolve, to_toml
-from coterie.experiment.folder import COMPLETE, RunFolder, safe_name
+from coterie.experiment.config import TABLES, Config, resolve
+from coterie.experiment.pick_engine import Choices
 from coterie.experiment.run import Progress, Silent, run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
+from coterie.experiment.several.comparison import Comparison
+from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
 from coterie.experiment.silos import check_files
-from coterie.hyper import AnyMethod, find_method, hyper_parameters, name_of, suggest
-from coterie.local import OPTIMIZERS
+from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of, suggest
+from coterie.storage import files
+from coterie.storage.run_folder import COMPLETE, RunFolder, safe_name
 
-Found = tuple[list[dict[str, Any]], Predictions]  # the rows of a run's clients, and what their models say
+Found = tuple[list[dict[str, Any]], Predictions]  # the rows of a run's clients, and their models' predictions
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
-ANYHOW = (
+SETTINGS_NOT_COMPARED = (
     "engine",
     "compile",
     "workers",
@@ -46,14 +48,15 @@ ANYHOW = (
 
 @dataclass(frozen=True)
 class Trials:
-    """All that is to be run, checked before anything trains."""
+    """Hold all that is to be run, checked before anything trains."""
 
     methods: dict[str, AnyMethod]  # by label
     seeds: tuple[int, ...]
-    first: Setup  # of the first seed
-    prepare: Callable[[int], Setup]  # of any
+    first: Setup  # for the first seed
+    prepare: Callable[[int], Setup]  # makes the setup for any seed
 
     def config(self, label: str, seed: int) -> Config:
+        """Return the configuration of one run."""
         return self.first.with_method(self.methods[label]).config.model_copy(update={"seed": seed})
 
 
@@ -68,11 +71,26 @@ def compare(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run every method with every seed; see `coterie.run` for `data`, `model` and `settings`.
+    """Run every method with every seed.
 
-    `methods` are names or instances, or a mapping that labels them (two FedMAPs of different `sigma2`, say). `seeds`
-    is their number, counting from `seed`, or a list. A hyper-parameter goes to those methods, of those given by name,
-    that have it. With `out`, every run gets a folder there; complete runs are not run again, others are gone on with.
+    Args:
+        methods: names or instances, or a mapping that labels them (two FedMAPs with different `sigma2`, say).
+        seeds: how many, counting from `seed`, or a list of them.
+        data: as for `coterie.run`.
+        model: as for `coterie.run`.
+        head: the layer that is the model's head; by default its last linear layer.
+        out: a folder in which every run gets a folder. Complete runs in it are not run again, others are resumed.
+        progress: receives news of the runs.
+        **settings: as for `coterie.run`. A hyper-parameter goes to those methods given by name that have it.
+
+    Returns:
+        Every method's test metric for every seed and client.
+
+    Raises:
+        ConfigError: settings are wrong; it lists every problem.
+        CheckpointError: `out` holds runs with other settings.
+        DataError: the data are missing or malformed, or `out` holds runs on other data.
+        CoterieError: training diverged.
     """
     trials = prepare_trials(methods, seeds, data, model=model, head=head, **settings)
     return run_trials(trials, Path(out) if out is not None else None, progress=progress)
@@ -87,7 +105,11 @@ def prepare_trials(
     head: str | None = None,
     **settings: Any,
 ) -> Trials:
-    """Resolve and check everything; raises one `ConfigError` with all that is wrong."""
+    """Resolve and check everything before anything trains; see `compare` for the arguments.
+
+    Raises:
+        ConfigError: settings are wrong; it lists every problem.
+    """
     if isinstance(settings.get("hyper"), Mapping):
         settings = {**settings.pop("hyper"), **settings}
     settings = {**{key: value for key, value in settings.items() if value is not None}, "reference": False}
@@ -122,27 +144,30 @@ def prepare_trials(
 
 
 def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = None) -> Comparison:
-    """Run what is not complete yet."""
+    """Run what is not complete yet, and compare; see `compare` for `out`, `progress` and the errors."""
     tell = progress or Silent()
     if out:
         _check_folders(trials, out)
     found: dict[tuple[str, int], Found] = {}
     measured: dict[str, list[Trial]] = {label: [] for label in trials.methods if label != "local"}
-    number = at_once([trials.first.with_method(method) for method in trials.methods.values()], len(trials.seeds))
+    number = seeds_at_once([trials.first.with_method(method) for method in trials.methods.values()], len(trials.seeds))
+    choices = Choices(len(trials.seeds))
     for seeds in (trials.seeds[start : start + number] for start in range(0, len(trials.seeds), number)):
         bases = {seed: trials.first if seed == trials.seeds[0] else trials.prepare(seed) for seed in seeds}
-        joined = join(list(bases.values())) if len(bases) > 1 else None
+        joined = share_pool(list(bases.values())) if len(bases) > 1 else None
         for label, method in trials.methods.items():
             folders = {seed: _folder(out, label, seed) if out else None for seed in seeds}
             setups = {
                 seed: base.with_method(method) for seed, base in zip(seeds, joined or bases.values(), strict=True)
             }
-            for seed, each in _run_or_read(label, setups, folders, tell, together=joined is not None).items():
+            together = joined is not None
+            for seed, each in _run_or_read(label, setups, folders, tell, choices, together=together).items():
                 found[label, seed] = each
         for seed, base in bases.items() if "local" in trials.methods else ():
-            for label in measured:
-                names, pair = base.federation.names, (found[label, seed][1], found["local", seed][1])
-                measured[label].append(measure(base.task, base.metric, *pair, names, seed=seed))
+            several = {label: found[label, seed][1] for label in measured}
+            about = (base.task, base.metric, several, found["local", seed][1], base.federation.names)
+            for label, trial in measure_each(*about, seed=seed).items():
+                measured[label].append(trial)
     rows = [
         {"method": label, "seed": seed, **row}
         for seed in trials.seeds
@@ -161,7 +186,7 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
 
 @dataclass(frozen=True)
 class _Named:
-    """A progress that is told the label of a run instead of its method's name."""
+    """Pass on news of a run under its label instead of its method's name."""
 
     inner: Progress
     name: str
@@ -180,9 +205,15 @@ class _Named:
 
 
 def _run_or_read(
-    label: str, setups: dict[int, Setup], folders: dict[int, Path | None], tell: Progress, *, together: bool
+    label: str,
+    setups: dict[int, Setup],
+    folders: dict[int, Path | None],
+    tell: Progress,
+    choices: Choices,
+    *,
+    together: bool,
 ) -> dict[int, Found]:
-    """What a method found with each seed: read where it is complete; the others run abreast, or one after another."""
+    """Return what a method found with each seed: complete runs are read, the others run, in lockstep or in turn."""
     found: dict[int, Found] = {}
     todo: list[Run] = []
     for seed, setup in setups.items():
@@ -191,24 +222,25 @@ def _run_or_read(
         if folder is None or not (begun and all((folder / file).exists() for file in COMPLETE)):
             todo.append(Run(name, setup, folder, begun))
             continue
-        tell.say(f"{name}: complete already")
+        tell.say(f"{name}: already complete")
         rows, predictions = RunFolder(folder).read_clients(), RunFolder(folder).read_predictions()
         _check_same_data(setup, folder, rows, predictions)
         found[seed] = rows, predictions
-    for runs in alike(todo) if together else [[run] for run in todo]:
+    for runs in group_by_engine(todo) if together else [[run] for run in todo]:
         if len(runs) == 1:
             name, setup, folder, begun = runs[0]
-            results = [run_setup(setup, folder, progress=_Named(tell, name), resuming=begun, report=False)]
+            alone: dict[str, Any] = {"progress": _Named(tell, name), "resuming": begun, "report": False}
+            results = [run_setup(setup, folder, **alone, choices=choices)]
         else:
             seeds = ", ".join(str(run.setup.config.seed) for run in runs)
-            results = run_abreast(f"{label} seeds {seeds}", runs, tell)
+            results = run_in_lockstep(f"{label} seeds {seeds}", runs, tell, choices)
         for run, result in zip(runs, results, strict=True):
             found[run.setup.config.seed] = result.clients, result.predictions
     return found
 
 
 def _check_same_data(setup: Setup, folder: Path, rows: list[dict[str, Any]], found: Predictions) -> None:
-    """A folder that was there already may be of other data under the same name."""
+    """Refuse a folder that was there before, if it is of other data under the same name."""
     own = [torch.from_numpy(setup.federation.split(i).test) for i in range(len(setup.federation.names))]
     owner = torch.arange(len(own)).repeat_interleave(torch.tensor([len(each) for each in own]))
     here = Predictions(found.outputs, setup.federation.y[torch.cat(own)], owner)
@@ -221,7 +253,7 @@ def _folder(out: Path, label: str, seed: int) -> Path:
 
 
 def _check_folders(trials: Trials, out: Path) -> None:
-    """What `out` holds already must be of the same settings."""
+    """Raise `CheckpointError` if `out` holds a run with other settings."""
     for seed in trials.seeds:
         for label in trials.methods:
             folder = _folder(out, label, seed)
@@ -230,10 +262,12 @@ def _check_folders(trials: Trials, out: Path) -> None:
             check_files(folder)
             there = read_toml(folder / "config.toml")
             here = tomllib.loads(to_toml(trials.config(label, seed).to_file()))
-            different = [key for key in {**here, **there} if key not in ANYHOW and here.get(key) != there.get(key)]
+            different = [
+                key for key in {**here, **there} if key not in SETTINGS_NOT_COMPARED and here.get(key) != there.get(key)
+            ]
             if different:
-                told = ", ".join(f"{key} = {there.get(key)!r}, not {here.get(key)!r}" for key in different)
-                raise CheckpointError(f"'{folder}' holds a run with other settings ({told}): name another folder")
+                listed = ", ".join(f"{key} = {there.get(key)!r}, not {here.get(key)!r}" for key in different)
+                raise CheckpointError(f"'{folder}' holds a run with other settings ({listed}): name another folder")
 
 
 def _labelled(methods: Methods, problems: list[str]) -> dict[str, str | AnyMethod]:
@@ -264,16 +298,19 @@ def _numbers(seeds: int | Sequence[int], first: Any, problems: list[str]) -> tup
 
 
 def _own_names(method: str | AnyMethod) -> set[str]:
-    """The hyper-parameters that settings may give this method; none for an instance, which has its own already."""
+    """Return the hyper-parameters that settings may give this method; none for an instance, which has its own."""
     try:
         cls = find_method(method)[0] if isinstance(method, str) else None
-    except ConfigError:  # told by `resolve`
+    except ConfigError:  # `resolve` reports it
         cls = None
     return {hyper.name for hyper in hyper_parameters(cls)} if cls else set()
 
 
 def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: bool, problems: list[str]) -> set[str]:
-    """The settings that go to all methods (`named`: the optimiser's too); complains of those that go to none."""
+    """Return the settings that go to all methods, and add a problem for each that goes to none.
+
+    If a method is `named`, and not an instance, the optimiser's settings are among them.
+    """
     shared = set(Config.model_fields) - {"method", *TABLES}
     if named:
         shared |= {"optimizer", *(hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls))}

@@ -1,4 +1,4 @@
-"""A comparison of runs that are finished, from their folders alone: nothing is trained, no data is read."""
+"""Compare finished runs from their folders alone: nothing is trained, no data set is read."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from coterie.errors import CheckpointError, ConfigError, CoterieError
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError
+from coterie.core.task import Kind, Task
+from coterie.core.toml import read_toml
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import judge, measure
+from coterie.evaluation.benefit import judge, measure_each
 from coterie.evaluation.metrics import METRICS
 from coterie.evaluation.predictions import check_same_data
-from coterie.experiment import files
-from coterie.experiment.comparison import Comparison
-from coterie.experiment.config import read_toml
-from coterie.experiment.folder import COMPLETE, RunFolder
-from coterie.task import Kind, Task
+from coterie.experiment.several.comparison import Comparison
+from coterie.storage import files
+from coterie.storage.run_folder import COMPLETE, RunFolder
 
 
 class Run(NamedTuple):
+    """Hold what a comparison needs of a finished run."""
+
     path: Path
     config: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -28,14 +30,21 @@ class Run(NamedTuple):
 
     @property
     def names(self) -> list[str]:
+        """Return the clients' names."""
         return [row["client"] for row in self.rows]
 
 
 def compare_runs(paths: Sequence[str | Path]) -> Comparison:
-    """Compare run folders: one for each method and seed.
+    """Compare run folders, one for each method and seed.
 
-    Training alone is a run of `local` among them or, failing that, the reference that lies in a run of the same seed.
-    Runs of different data, or without any training alone, are refused in words.
+    The runs are compared with a run of `local` among them or else with the local reference in a run of the same seed.
+
+    Raises:
+        ConfigError: a method lacks a seed, or two runs are of the same method and seed, of different data, or selected
+            by different metrics.
+        CheckpointError: a folder is not a finished run.
+        DataError: the runs have different test data.
+        CoterieError: the runs have different clients, or none has a local reference.
     """
     runs = [read_run(Path(path)) for path in paths]
     if not runs:
@@ -55,14 +64,16 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
     names = runs[0].names
     for run in runs:
         if run.names != names:
-            raise CoterieError(f"'{runs[0].path}' and '{run.path}' are not of the same clients: compare them apart")
-    benefits = {}
-    for method in methods[1:]:
-        trials = [
-            measure(task, metric, by[method, seed].predictions, by["local", seed].predictions, names, seed=seed)
-            for seed in seeds
-        ]
-        benefits[method] = judge(metric, names, trials, seed=seeds[0])
+            raise CoterieError(
+                f"'{runs[0].path}' and '{run.path}' do not have the same clients: compare them separately"
+            )
+    trials = []  # one per seed
+    for seed in seeds:
+        several = {method: by[method, seed].predictions for method in methods[1:]}
+        trials.append(measure_each(task, metric, several, by["local", seed].predictions, names, seed=seed))
+    benefits = {
+        method: judge(metric, names, [trial[method] for trial in trials], seed=seeds[0]) for method in methods[1:]
+    }
     rows = [
         {"method": method, "seed": seed, **row} for seed in seeds for method in methods for row in by[method, seed].rows
     ]
@@ -70,7 +81,7 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
 
 
 def read_run(path: Path) -> Run:
-    """What a comparison needs of a finished run."""
+    """Read a finished run; raise `CheckpointError` if it is not one."""
     if not (path / "config.toml").exists():
         raise CheckpointError(f"'{path}' is not a run folder: it has no config.toml")
     if missing := [name for name in COMPLETE if not (path / name).exists()]:
@@ -82,8 +93,8 @@ def read_run(path: Path) -> Run:
 def _by_method_and_seed(runs: list[Run]) -> dict[tuple[str, int], Run]:
     data = {run.config["data"]: run for run in runs}
     if len(data) > 1:
-        told = ", ".join(f"'{run.path}' of {name}" for name, run in data.items())
-        raise ConfigError([f"the runs are of different data ({told}): compare those of each apart"])
+        listed = ", ".join(f"'{run.path}' of {name}" for name, run in data.items())
+        raise ConfigError([f"the runs are of different data ({listed}): compare the runs of each separately"])
     by: dict[tuple[str, int], Run] = {}
     for run in runs:
         key = run.config["method"], run.config["seed"]
@@ -99,13 +110,13 @@ def _reference(runs: list[Run]) -> Run:
             return read_run(run.path / "reference")
     where = ", ".join(f"'{run.path}'" for run in runs)
     raise CoterieError(
-        f"{where}: no local reference, so nobody can say who gains. Run it again without --no-reference, or add a run "
+        f"{where}: no local reference, so nobody can tell who gains. Run it again without --no-reference, or add a run "
         f"of --method local with the same data and seed {runs[0].config['seed']}"
     )
 
 
 def _task_and_metric(runs: list[Run]) -> tuple[Task, str]:
-    """The metric that selected their rounds; a task that knows the kind of data, which is all that scoring needs."""
+    """Return a task, of which scoring needs only the kind, and the metric that selected the rounds."""
     first = runs[0]
     kinds = {files.read_json(path)["kind"] for path in (first.path / "clients").glob("*/model.json")}
     kind: Kind = "regression" if kinds == {"regression"} else "classification"

@@ -1,12 +1,13 @@
-"""Runs abreast: the seeds of a comparison in step with each other, their clients stacked together.
+"""Run the seeds of a comparison in lockstep, with their clients stacked together.
 
-Each run is the ordinary one, in a thread of its own, with its own folder, checkpoints and results. The threads take
-turns, so never two of them run at once: a run goes on until it asks its engine for something (`Seat.map`). When all
-have asked, this thread does what they asked for as one piece of work on the clients of all seeds, and they go on. What
-a client computes is the same as in a run alone, up to float rounding, as between chunks of any size.
+Each run is an ordinary one in a thread of its own, with its own folder, checkpoints and results. The threads take
+turns, so no two of them compute at once: a run continues until it asks its engine for something (`RunThread.map`).
+When all have asked, the main thread does what they asked for as one piece of work on the clients of all seeds, and
+then lets them continue. A client computes the same as in a run alone, up to float rounding, as between chunks of any
+size.
 
 So that clients of different seeds can share a chunk, the runs must have the same task (but for its initial values),
-method and schedule, and one pool of examples: `join` lays the pools end to end where they differ.
+method and schedule, and one pool of examples: `share_pool` lays the pools end to end where they differ.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.data.federation import Federation, Split, unchecked
-from coterie.engine import Engine, chunk_size
-from coterie.engine.team import Rows
-from coterie.engine.workers import all_done
-from coterie.errors import CoterieError
-from coterie.experiment import files
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.errors import CoterieError
+from coterie.data.federation import Federation, Split, replace_unchecked
+from coterie.engine import ClientRunner, Engine, Rows, chunk_size
+from coterie.engine.engine import Results
+from coterie.engine.fork_jobs import do_all
 from coterie.experiment.config import parse_bytes
-from coterie.experiment.pick import Begin, Work, pick_engine
+from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine
 from coterie.experiment.result import Result
 from coterie.experiment.run import Progress, run_setup
+from coterie.experiment.scored_examples import EVALUATION_BYTES
 from coterie.experiment.setup import Setup
-from coterie.experiment.simulation import POOL
-from coterie.tree import Tree
-
-Results = list[tuple[list[int], Tree]]  # of `Engine.map`
+from coterie.experiment.simulation import POOL_PURPOSE
+from coterie.storage import files
 
 
-def at_once(setups: Sequence[Setup], seeds: int) -> int:
-    """How many seeds of these methods to run abreast: as many as a chunk has room for, within --memory; 1 if none."""
+def seeds_at_once(setups: Sequence[Setup], seeds: int) -> int:
+    """Return how many seeds of these methods to run in lockstep: as many as a chunk and --memory have room for.
+
+    Returns:
+        At least 1, which means one after another.
+    """
     config, federation, task = setups[0].config, setups[0].federation, setups[0].task
     if seeds == 1 or config.engine == "loop" or config.track or setups[0].held_out:
         return 1
@@ -55,13 +58,18 @@ def at_once(setups: Sequence[Setup], seeds: int) -> int:
     client = max(tree.nbytes(setup.method.init_client(task.init())) for setup in setups)
     memory = parse_bytes(config.memory)
     room = chunk_size(client + 4 * model, model, participants * seeds, memory) // participants
-    # A run holds its state, the best one and the one being made; the server's can have a row for each client, too.
+    # A run holds three states: the current, the best and the next one. The server's may have a row per client, too.
     held = federation.x.nbytes + federation.y.nbytes + 3 * size * (client + model)
+    held += min(EVALUATION_BYTES, 4 * federation.x.numel())  # the examples that are evaluated, decoded
     return max(1, min(room, memory // held))
 
 
-def join(setups: Sequence[Setup]) -> list[Setup] | None:
-    """The same setups with one pool of examples, the same one or all end to end; None if they cannot be stacked."""
+def share_pool(setups: Sequence[Setup]) -> list[Setup] | None:
+    """Give the setups one pool of examples, in which different pools lie end to end.
+
+    Returns:
+        The same setups on the shared pool, or None if their clients cannot be stacked.
+    """
     first = setups[0]
     if any(_kind(each) != _kind(first) or each.task != first.task for each in setups):
         return None
@@ -82,7 +90,7 @@ def join(setups: Sequence[Setup]) -> list[Setup] | None:
 
 
 def _kind(setup: Setup) -> tuple[Any, ...]:
-    """What else must be equal: the shapes of inputs, targets and minibatches."""
+    """Return what else must be equal for stacking: the shapes of inputs, targets and minibatches."""
     federation = setup.federation
     width = min(setup.config.batch_size, max(len(split.train) for split in federation.clients.values()))
     return width, *((part.shape[1:], part.dtype) for part in (federation.x, federation.y))
@@ -93,7 +101,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _moved(federation: Federation, start: int, x: Tensor, y: Tensor) -> Federation:
-    """The same clients with their examples at `start` in a larger pool."""
+    """Return the same clients with their examples at `start` in a larger pool."""
     clients = {
         name: Split(split.train + start, split.validation + start, split.test + start)
         for name, split in federation.clients.items()
@@ -102,46 +110,52 @@ def _moved(federation: Federation, start: int, x: Tensor, y: Tensor) -> Federati
     if weights is not None:
         own, weights = weights, weights.new_ones(len(x))
         weights[start : start + len(own)] = own
-    return unchecked(federation, x=x, y=y, clients=clients, weights=weights)
+    return replace_unchecked(federation, x=x, y=y, clients=clients, weights=weights)
 
 
 class Jobs(NamedTuple):
-    """What only writes files: those of all runs are done at once."""
+    """Ask for jobs that only write files; those of all runs are done together."""
 
     jobs: Sequence[Callable[[], None]]
 
 
-Question = Begin | Work | Jobs
+Request = RunStart | Work | Jobs
 
 
 class Run(NamedTuple):
+    """Describe a run that is to be done."""
+
     label: str
-    setup: Setup  # of `join`
+    setup: Setup  # in lockstep, from `share_pool`
     folder: Path | None
     resuming: bool
 
 
-class End(NamedTuple):
-    """A run has ended."""
+class RunEnd(NamedTuple):
+    """Report that a run has ended, with a result or an error."""
 
     result: Result | None
     error: BaseException | None = None
 
 
-class Seat:
-    """A run's side: it stands for the engine."""
+class RunThread(ClientRunner):
+    """Run an experiment in a thread of its own.
+
+    To the run, this object is its engine: it passes each request on to the main thread and waits for the answer.
+    """
 
     def __init__(self, run: Run, tell: Progress, number: int) -> None:
-        self.number = number  # of runs that share the time
-        self._questions: SimpleQueue[Question | End] = SimpleQueue()
+        self.number = number  # how many runs share the time
+        self._requests: SimpleQueue[Request | RunEnd] = SimpleQueue()
         self._answers: SimpleQueue[Any] = SimpleQueue()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run, run, tell), daemon=True)
         self._thread.start()
 
-    def engine(self, begun: Begin) -> Engine:
-        self.compiled = cast(Engine, self._ask(begun)).compiled
-        return cast(Engine, self)  # of an engine, a simulation uses `map`, and whether it compiles
+    def engine(self, start: RunStart) -> ClientRunner:
+        """Wait until the engine of all runs has been picked; return what this run uses in its place."""
+        self._ask(start)
+        return self
 
     def map(
         self,
@@ -151,19 +165,21 @@ class Seat:
         rows_of: Callable[[list[int]], Rows],
         purpose: str,
     ) -> Results:
+        """Ask for the work of `Engine.map`, and wait for its results."""
         return cast(Results, self._ask(Work(fn, federation, ids, rows_of, purpose)))
 
     def do(self, jobs: Sequence[Callable[[], None]]) -> None:
-        own = [functools.partial(contextvars.copy_context().run, job) for job in jobs]  # in another thread, soon
+        """Ask for jobs that write files, and wait until they are done."""
+        own = [functools.partial(contextvars.copy_context().run, job) for job in jobs]  # another thread calls them
         self._ask(Jobs(own))
 
-    def go_on(self, answer: Any) -> Question | End:
-        """Let the run go on until it asks again."""
+    def advance(self, answer: Any) -> Request | RunEnd:
+        """Let the run continue with the answer to its last request, until its next request or its end."""
         self._answers.put(answer)
-        return self._questions.get()
+        return self._requests.get()
 
-    def _ask(self, question: Question) -> Any:
-        self._questions.put(question)
+    def _ask(self, request: Request) -> Any:
+        self._requests.put(request)
         answer = self._answers.get()
         if isinstance(answer, BaseException):
             raise answer
@@ -172,17 +188,17 @@ class Seat:
     def _run(self, run: Run, tell: Progress) -> None:
         self._answers.get()  # until it is this run's turn
         try:
-            options: dict[str, Any] = {"resuming": run.resuming, "report": False, "seat": self}
-            end = End(run_setup(run.setup, run.folder, progress=tell, **options))
+            options: dict[str, Any] = {"resuming": run.resuming, "report": False, "thread": self}
+            end = RunEnd(run_setup(run.setup, run.folder, progress=tell, **options))
         except BaseException as error:
             if type(error) is CoterieError:
                 error = CoterieError(f"{run.label}: {error}").with_traceback(error.__traceback__)
-            end = End(None, error)
-        self._questions.put(end)
+            end = RunEnd(None, error)
+        self._requests.put(end)
 
 
-def alike(runs: Sequence[Run]) -> list[list[Run]]:
-    """Those that begin now, and those that go on with the same engine; a loop gains nothing by company."""
+def group_by_engine(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group new runs, and resumed runs with the same engine; those in a loop stay alone, as they gain nothing."""
     groups: dict[str, list[Run]] = {}
     for number, run in enumerate(runs):
         path = run.folder / "engine.json" if run.folder else None
@@ -192,35 +208,48 @@ def alike(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def run_abreast(label: str, runs: Sequence[Run], tell: Progress) -> list[Result]:
-    """The results of all `runs`. What stops one (Ctrl-C, too) stops all; each can then be gone on with."""
-    joint = Joint([run.setup.federation for run in runs])
-    together = Chorus(tell, label, len(runs))
-    seats = [Seat(run, together, len(runs)) for run in runs]
+def run_in_lockstep(label: str, runs: Sequence[Run], tell: Progress, choices: Choices | None = None) -> list[Result]:
+    """Run all `runs` in lockstep. Whatever stops one of them, such as Ctrl-C, stops all; each can then be resumed.
+
+    Args:
+        label: names the runs together.
+        runs: with setups from `share_pool`, and in one group of `group_by_engine`.
+        tell: receives news of the runs, merged into one.
+        choices: engines already chosen for similar runs; the one chosen here is added.
+
+    Returns:
+        Their results, in order.
+
+    Raises:
+        CoterieError: training diverged in one of them, which the message names.
+    """
+    merged = MergedFederation([run.setup.federation for run in runs], choices)
+    together = MergedProgress(tell, label, len(runs))
+    threads = [RunThread(run, together, len(runs)) for run in runs]
     stop = Interrupt()
-    asked: list[Question | End] = []
-    answers: list[Any] = [None] * len(seats)
+    asked: list[Request | RunEnd] = []
+    answers: list[Any] = [None] * len(threads)
     while True:
         with stop.postponed():
-            turns = zip(seats, asked or seats, answers, strict=True)
-            asked = [each if isinstance(each, End) else seat.go_on(answer) for seat, each, answer in turns]
-        ends = [each for each in asked if isinstance(each, End)]
+            turns = zip(threads, asked or threads, answers, strict=True)
+            asked = [each if isinstance(each, RunEnd) else thread.advance(answer) for thread, each, answer in turns]
+        ends = [each for each in asked if isinstance(each, RunEnd)]
         error = next((end.error for end in ends if end.error), None)
         if len(ends) == len(asked):
             break
         try:
-            stop.heard()
-            answers = [error] * len(seats) if error else joint.answer(asked, together.say)
-        except BaseException as raised:  # each run leaves a checkpoint before it goes
-            answers = [raised] * len(seats)
+            stop.deliver()
+            answers = [error] * len(threads) if error else merged.answer(asked, together.say)
+        except BaseException as raised:  # each run writes a checkpoint before it ends
+            answers = [raised] * len(threads)
     if error:
         raise error
-    stop.heard()
+    stop.deliver()
     return [cast(Result, end.result) for end in ends]
 
 
 class Interrupt:
-    """Ctrl-C, which must not break into the giving and taking of turns: it is postponed until all have asked."""
+    """Postpone Ctrl-C until all runs have made a request, since it must not come between their turns."""
 
     def __init__(self) -> None:
         self._usual = signal.getsignal(signal.SIGINT)
@@ -229,6 +258,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def postponed(self) -> Iterator[None]:
+        """Hold back Ctrl-C in this context."""
         if not self._mine:
             yield
             return
@@ -238,19 +268,19 @@ class Interrupt:
         finally:
             signal.signal(signal.SIGINT, self._usual)
 
-    def heard(self) -> None:
-        """What would have happened when it came."""
+    def deliver(self) -> None:
+        """Do now what would have been done when Ctrl-C came, if it did."""
         if self._came and callable(self._usual):
             self._usual(*self._came.pop())
 
 
-class Chorus:
-    """A progress for runs abreast, told as one: the scores of a round are those of the clients of all."""
+class MergedProgress:
+    """Merge the news of runs in lockstep: the scores of a round are those of the clients of all runs."""
 
     def __init__(self, inner: Progress, label: str, number: int) -> None:
         self.inner, self.label, self.number = inner, label, number
         self.begun = self.stopped = 0
-        self.records: dict[int, list[dict[str, Any]]] = {}  # of rounds that not all runs have told of yet
+        self.records: dict[int, list[dict[str, Any]]] = {}  # of rounds that not all runs have reported yet
 
     def say(self, text: str) -> None:
         self.inner.say(text)
@@ -261,10 +291,10 @@ class Chorus:
             self.inner.start(self.label, done, rounds)
 
     def round(self, record: dict[str, Any], metric: str) -> None:
-        told = self.records.setdefault(record["round"], [])
-        told.append(record)
-        if len(told) == self.number:
-            self.inner.round(_told_as_one(self.records.pop(record["round"])), metric)
+        reported = self.records.setdefault(record["round"], [])
+        reported.append(record)
+        if len(reported) == self.number:
+            self.inner.round(_merge_records(self.records.pop(record["round"])), metric)
 
     def stop(self) -> None:
         self.stopped += 1
@@ -272,34 +302,36 @@ class Chorus:
             self.inner.stop()
 
 
-def _told_as_one(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where a record has a list with a number for each client, all of them; the seconds are added up."""
+def _merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge records of the same round: concatenate the lists that have a number per client, and add the seconds."""
     parts = [key for key, value in records[0].items() if isinstance(value, dict) and key != "server"]
     lists = {part: {n: [v for each in records for v in each[part][n]] for n in records[0][part]} for part in parts}
     return {**records[0], **lists, "seconds": sum(each["seconds"] for each in records)}
 
 
-class Joint:
-    """The clients of all runs as one federation, and the engine that they share."""
+class MergedFederation:
+    """Hold the clients of all runs as one federation, and the engine that they share."""
 
-    def __init__(self, federations: Sequence[Federation]) -> None:
+    def __init__(self, federations: Sequence[Federation], choices: Choices | None = None) -> None:
+        self.choices = choices
         named = [(f"{k}/{name}", each) for k, one in enumerate(federations) for name, each in one.clients.items()]
-        self.federation = unchecked(federations[0], clients=dict(named))
+        self.federation = replace_unchecked(federations[0], clients=dict(named))
         self.first = np.cumsum([0, *(len(one.names) for one in federations)]).tolist()  # client of each run
         self.engine = Engine()
 
-    def answer(self, asked: Sequence[Question | End], say: Callable[[str], None]) -> list[Any]:
+    def answer(self, asked: Sequence[Request | RunEnd], say: Callable[[str], None]) -> list[Any]:
+        """Return the answer to each run's request, computed for all of them together."""
         answers: list[Any] = [None] * len(asked)
-        begun = [each for each in asked if isinstance(each, Begin)]
-        if begun:  # then all of them: it is what a run asks first
-            self.engine = pick_engine(begun, lambda: self._union(dict(enumerate(each.probe() for each in begun))), say)
+        starts = [each for each in asked if isinstance(each, RunStart)]
+        if starts:  # then all of them: an engine is what a run asks for first
+            self.engine = pick_engine(starts, lambda: self._union(_probes(starts)), say, self.choices)
             return [self.engine] * len(asked)
-        all_done([job for each in asked if isinstance(each, Jobs) for job in each.jobs])
+        do_all([job for each in asked if isinstance(each, Jobs) for job in each.jobs])
         works = {k: each for k, each in enumerate(asked) if isinstance(each, Work)}
         for purpose in dict.fromkeys(work.purpose for work in works.values()):
             alike = {k: work for k, work in works.items() if work.purpose == purpose}
-            # On a pool of all test examples there is much to do at once anyway, and the pools differ in size.
-            for some in [{k: work} for k, work in alike.items()] if purpose == POOL else [alike]:
+            # On a pool of all test examples each run has enough work of its own, and the pools differ in size.
+            for some in [{k: work} for k, work in alike.items()] if purpose == POOL_PURPOSE else [alike]:
                 for k, results in self._map(some).items():
                     answers[k] = results
         return answers
@@ -310,10 +342,13 @@ class Joint:
         results: dict[int, Results] = {k: [] for k in works}
         for group, rows in mapped:
             for k, own, at in self._owners(group):
-                results[k].append((own, tree.rows(rows, torch.tensor(at))))  # copied: all others ask before it is used
+                results[k].append(
+                    (own, tree.rows(rows, torch.tensor(at)))
+                )  # copied: the other runs make requests before it is used
         return results
 
     def _union(self, works: dict[int, Work]) -> Work:
+        """Return the work of several runs as one, on the merged federation."""
         ids = [self.first[k] + i for k, work in works.items() for i in work.ids]
 
         def rows_of(group: list[int]) -> Rows:
@@ -327,14 +362,18 @@ class Joint:
         return Work(first.fn, self.federation, ids, rows_of, first.purpose)
 
     def _owners(self, group: list[int]) -> list[tuple[int, list[int], list[int]]]:
-        """For each run that has clients in `group`: (which, its clients by their numbers in it, their places)."""
+        """Return, for each run with clients in `group`: (its number, its clients' own numbers, their places)."""
         run = (np.searchsorted(self.first, group, side="right") - 1).tolist()
         at = {k: [place for place, owner in enumerate(run) if owner == k] for k in sorted(set(run))}
         return [(k, [group[place] - self.first[k] for place in places], places) for k, places in at.items()]
 
 
+def _probes(starts: Sequence[RunStart]) -> dict[int, Work]:
+    return {k: start.probe() for k, start in enumerate(starts)}
+
+
 def _joined(parts: list[Rows], order: Tensor) -> Rows:
-    """The rows of several runs as one, in `order`; shorter ones are filled up."""
+    """Return the rows of several runs as one, in `order`; shorter ones are padded."""
     if len(parts) == 1:
         return parts[0]
     rows = tree.map(lambda *leaf: _end_to_end(leaf)[order], *(rows for rows, _ in parts))
@@ -346,10 +385,10 @@ def _joined(parts: list[Rows], order: Tensor) -> Rows:
 
 
 def _end_to_end(leaves: Sequence[Tensor], filled: float | None = None) -> Tensor:
-    """[clients of all, ...]: leaves that are shorter along another axis are filled up, by their last if not `filled`.
+    """Concatenate leaves along their first axis, padding those that are shorter along another axis.
 
-    These are positions of examples: minibatches that a client does not have, which are masked out, and examples to
-    evaluate, whose outputs are not read.
+    The padding is `filled` or, if that is None, a repetition of the last entry. It is never used: it stands for
+    minibatches that are masked out, or for examples whose outputs are not read.
     """
     shape = [max(sizes) for sizes in zip(*(leaf.shape[1:] for leaf in leaves), strict=True)]
     wide = []

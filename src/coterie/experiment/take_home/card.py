@@ -1,4 +1,4 @@
-"""A model card a client: what its model was made from, how good it is, who it learned from. As JSON and to read."""
+"""Write a model card for each client: what its model was made from, how good it is, and who it learned from."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from coterie import rng
+from coterie.core import rng
+from coterie.core.task import Task
 from coterie.data import Federation
 from coterie.engine.engine import one_thread
-from coterie.engine.workers import Do, all_done
+from coterie.engine.fork_jobs import DoJobs, do_all
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
 from coterie.evaluation.bootstrap import draws, statistic
-from coterie.experiment import files
-from coterie.experiment.folder import environment, safe_name
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
-from coterie.hyper import AnyMethod
-from coterie.task import Task
+from coterie.methods.fields import AnyMethod
+from coterie.storage import files
+from coterie.storage.run_folder import environment, safe_name
 
 FORMAT = 1
 RESAMPLES = 1000
 PARTS = ("train", "validation", "test")
-SHOWN = 10  # collaborators that the Markdown names
-MOST = 200  # that card.json does
-SOME = 250  # cards that one process writes at a time: fewer are not worth another one
-FEW = 10  # the same, where there are other processes already
+SHOWN_COLLABORATORS = 10  # how many card.md names
+MAX_COLLABORATORS = 200  # how many card.json names
+CARDS_PER_JOB = 250  # fewer cards are not worth another process
+CARDS_PER_SMALL_JOB = 3  # the same, if there are other processes already or many examples to resample: sizes differ
+MANY_EXAMPLES = 5000  # of all clients: resampling more test examples than this is worth another process
 
 
 def write_cards(
@@ -41,13 +42,18 @@ def write_cards(
     others: Sequence[str] = (),
     benefit: dict[str, Any] | None = None,
     population: int | None = None,
-    do: Do | None = None,
+    do: DoJobs | None = None,
 ) -> None:
-    """card.json and card.md in every client's folder.
+    """Write card.json and card.md into every client's folder.
 
-    `benefit` is that of benefit.json, which is read unless it is given; `others` are the clients of the run that a
-    newcomer, who is the one client of `result`, has joined; `population` is how many trained together where `result`
-    knows of one site only. They are written by `do`, if it is given.
+    Args:
+        result: has the clients' metrics and predictions.
+        setup: what was run.
+        out: the run folder.
+        others: if the only client of `result` is a newcomer, the clients of the run that it joined.
+        benefit: the content of benefit.json, which is read unless it is given.
+        population: how many clients trained together, if `result` has one site only.
+        do: runs the jobs that write the cards; by default, as many processes as there are cores.
     """
     if benefit is None and (out / "benefit.json").exists():
         benefit = files.read_json(out / "benefit.json")
@@ -55,7 +61,7 @@ def write_cards(
     versions = {**environment()["packages"], "coterie": version(), "python": environment()["python"]}
     learned, names = _learning(result, others), result.names
 
-    @one_thread()  # since a client's examples are few
+    @one_thread()  # a client has few examples
     def write(some: range) -> None:
         for i in some:
             card = make_card(result, setup, i, others, gains.get(names[i]), versions, learned(i))
@@ -64,10 +70,10 @@ def write_cards(
             files.write_json(folder / "card.json", card)
             files.write_text(folder / "card.md", to_markdown(card, out))
 
-    each = FEW if do else SOME
+    each = CARDS_PER_SMALL_JOB if do or len(result.predictions.y) > MANY_EXAMPLES else CARDS_PER_JOB
     jobs = [partial(write, range(i, min(i + each, len(names)))) for i in range(0, len(names), each)]
     with files.together(2 * len(names)):
-        (do or all_done)(jobs)
+        (do or do_all)(jobs)
 
 
 def make_card(
@@ -79,6 +85,7 @@ def make_card(
     versions: dict[str, Any],
     learned: dict[str, Any],
 ) -> dict[str, Any]:
+    """Return the content of a client's card.json."""
     config, federation, row = result.config, setup.federation, result.clients[i]
     return {
         "format": FORMAT,
@@ -109,19 +116,19 @@ def make_card(
 
 
 def version() -> str:
-    """Of the code that runs, installed or not."""
+    """Return the version of the code that runs, installed or not."""
     from coterie import __version__
 
     return __version__
 
 
 def class_names(federation: Federation) -> list[str]:
-    """As the data names them, or else their numbers; none in a regression."""
+    """Return the classes by name or, if they have none, by number; [] in a regression."""
     return list(federation.classes or map(str, range(federation.num_classes or 0)))
 
 
 def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int | str) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of one client's metrics, by drawing its examples anew, with replacement."""
+    """Return percentile intervals of one client's metrics, by resampling its examples with replacement."""
     names = list(metrics)
     of = [statistic(task, metric, one) for metric in names]
     weights = draws(len(one.y), RESAMPLES, rng.generator(*seed, "intervals"))
@@ -130,33 +137,34 @@ def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int |
 
 
 def _metrics(result: Result, i: int) -> dict[str, Any]:
-    """{part: {metric: value}}, and of those on test data the intervals."""
+    """Return {part: {metric: value}}, and intervals of the metrics on test data."""
     row = result.clients[i]
-    told: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         part: {key.removeprefix(f"{part}_"): value for key, value in row.items() if key.startswith(f"{part}_")}
         for part in ("validation", "test")
     }
-    # Not of the calibration error: a resample repeats examples, which alone makes it larger.
-    names = [name for name in told["test"] if name != "ece"]
+    # Except for the calibration error: a resample repeats examples, which alone makes it larger.
+    names = [name for name in metrics["test"] if name != "ece"]
     bounds = intervals(result.task, result.predictions.of(i), names, result.config.seed, row["client"])
-    return {**told, "test_intervals": {name: list(bounds[name]) for name in names}}
+    return {**metrics, "test_intervals": {name: list(bounds[name]) for name in names}}
 
 
 def _data(federation: Federation, i: int) -> dict[str, Any]:
     split = federation.split(i)
-    told: dict[str, Any] = {part: len(split[part]) for part in PARTS}  # type: ignore[index]
+    data: dict[str, Any] = {part: len(split[part]) for part in PARTS}  # type: ignore[index]
     if federation.num_classes is None or federation.y.ndim > 1:
-        return told
+        return data
     names = class_names(federation)
     counts = {part: np.bincount(federation.y[split[part]].cpu().numpy(), minlength=len(names)) for part in PARTS}  # type: ignore[index]
-    told["classes"] = {name: {part: int(counts[part][k]) for part in PARTS} for k, name in enumerate(names)}
-    return told
+    data["classes"] = {name: {part: int(counts[part][k]) for part in PARTS} for k, name in enumerate(names)}
+    return data
 
 
 def _learning(result: Result, others: Sequence[str]) -> Callable[[int], dict[str, Any]]:
-    """Who a client learned from: in words and, where the method weighs the clients, by weight at the selected round.
+    """Return a function that says who a client learned from.
 
-    Of very many clients the `MOST` that weigh most are named, and `more` says how many are not.
+    It is said in words and, if the method weighs the clients, by weight at the selected round. At most
+    `MAX_COLLABORATORS` are named, those with the largest weights; `more` says how many are not.
     """
     record = next(record for record in result.rounds if record["round"] == result.selected)
     names, server, words = [*others, *result.names], record.get("server", {}), result.method.learns_from
@@ -164,7 +172,7 @@ def _learning(result: Result, others: Sequence[str]) -> Callable[[int], dict[str
         words = "the clients below, by weight: those whose data or models are most like its own weigh most"
         rows = np.asarray(server["collaboration"])[len(names) - len(result.clients) :]
     elif "weight" in server:
-        rows = np.asarray(server["weight"])  # of peers: each one's own, as rows
+        rows = np.asarray(server["weight"])  # between peers, each has a row of its own
     else:
         return lambda i: {"words": words}
     if rows.ndim == 1:
@@ -174,10 +182,10 @@ def _learning(result: Result, others: Sequence[str]) -> Callable[[int], dict[str
 
 
 def _weights(names: Sequence[str], row: np.ndarray) -> dict[str, Any]:
-    """Largest first; those without weight are left out."""
+    """Return the positive weights by client, largest first."""
     order = [j for j in np.argsort(-row, kind="stable").tolist() if row[j] > 0]
-    more = {"more": len(order) - MOST} if len(order) > MOST else {}
-    return {"weights": {names[j]: float(row[j]) for j in order[:MOST]}, **more}
+    more = {"more": len(order) - MAX_COLLABORATORS} if len(order) > MAX_COLLABORATORS else {}
+    return {"weights": {names[j]: float(row[j]) for j in order[:MAX_COLLABORATORS]}, **more}
 
 
 def _paper(method: AnyMethod) -> str:
@@ -186,7 +194,7 @@ def _paper(method: AnyMethod) -> str:
 
 
 def to_markdown(card: dict[str, Any], run: Path) -> str:
-    """The same in words, for who would use the model."""
+    """Return the card as Markdown, for people who would use the model."""
     lines = [f"# Model card: {card['client']}", "", _what(card), "", "## Is it better than training alone?", ""]
     lines += [_worth(card), "", "## Data", "", *_data_table(card), "", "## Metrics", "", *_metric_table(card), ""]
     lines += ["## Who it learned from", "", *_learned(card), "", "## How to use it", "", *_use(card, run), ""]
@@ -215,7 +223,7 @@ def _worth(card: dict[str, Any]) -> str:
     verdict = {
         "gains": "So it is better than training alone.",
         "loses": "So it is worse than training alone: a model trained on the client's own data is the better choice.",
-    }.get(gain["verdict"], "So the test examples cannot tell which of the two is better.")
+    }.get(gain["verdict"], "The test examples do not show which of the two is better.")
     difference = _with_interval(gain["gain"], gain["low"], gain["high"], "+")
     alone = f"Training alone for as many steps gives {_shown(gain['local'])}: the gain is {difference}."
     return f"{test} {alone} {verdict}"
@@ -244,7 +252,7 @@ def _metric_table(card: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "Intervals are of the test examples, drawn anew with replacement 1,000 times; few examples, wide interval.",
+        "Intervals come from resampling the test examples 1,000 times with replacement; few examples, wide intervals.",
     ]
 
 
@@ -256,10 +264,10 @@ def _learned(card: dict[str, Any]) -> list[str]:
         lines += ["", "| client | weight |", "|---|---:|"]
         lines += [
             f"| {_cell(name)}{' (itself)' * (name == card['client'])} | {weight:.3f} |"
-            for name, weight in weights[:SHOWN]
+            for name, weight in weights[:SHOWN_COLLABORATORS]
         ]
-    if len(weights) > SHOWN:
-        number = len(weights) - SHOWN + learned.get("more", 0)
+    if len(weights) > SHOWN_COLLABORATORS:
+        number = len(weights) - SHOWN_COLLABORATORS + learned.get("more", 0)
         has = f"the first {len(weights)}" if "more" in learned else "them all"
         lines += ["", f"{number} more have smaller weights; `card.json` has {has}."]
     return lines

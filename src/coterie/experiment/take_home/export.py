@@ -1,4 +1,4 @@
-"""A client's model as a file that other programs load, without Coterie.
+"""Export a client's model to a file that other programs load without Coterie.
 
     torch         a .pt2 archive of `torch.export`: the graph as JSON and the weights as raw bytes. TorchScript and
                   `torch.save` would put code or pickles in the file, which whoever opens it has to trust; here no part
@@ -23,18 +23,18 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from coterie.errors import ConfigError, CoterieError
-from coterie.experiment import files
-from coterie.experiment.folder import safe_name
-from coterie.experiment.load import find_client, load
+from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.setup import Model
+from coterie.experiment.take_home.load import find_client, load
+from coterie.storage import files
+from coterie.storage.run_folder import safe_name
 
 Format = Literal["torch", "onnx", "safetensors"]
 ENDINGS = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
 
 
 class Probabilities(nn.Module):
-    """A classifier whose outputs are probabilities."""
+    """Wrap a classifier so that its outputs are probabilities."""
 
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,23 @@ def export(
     probabilities: bool = False,
     model: Model | None = None,
 ) -> Path:
-    """Write the client's model to `out` (by default its name, with the format's ending); returns where."""
+    """Export a client's model.
+
+    Args:
+        run: the run folder.
+        client: a client's name, or its number from 1.
+        format: "torch", "onnx" or "safetensors".
+        out: a file or folder; by default the client's name, with the format's ending.
+        probabilities: output probabilities instead of logits.
+        model: the same model again, if the run's was given in Python.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ConfigError: the format is unknown, or has no probabilities.
+        CoterieError: there is no such client, the model cannot be traced, or ONNX is not installed.
+    """
     if format not in get_args(Format):
         raise ConfigError([f"format = '{format}': choose from {', '.join(get_args(Format))}"])
     folder, about = find_client(run, client)
@@ -76,6 +92,7 @@ def export(
 
 
 def about_output(about: dict[str, Any]) -> str:
+    """Return what a model's outputs are called."""
     return "logits" if about["kind"] == "classification" else "values"
 
 
@@ -95,7 +112,7 @@ def _onnx(module: nn.Module, about: dict[str, Any]) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError:
         raise CoterieError("exporting to ONNX needs onnx and onnxscript: pip install 'coterie[onnx]'") from None
-    # It tells of every operator that it would know if torchvision were installed.
+    # Otherwise it logs every operator that it would support if torchvision were installed.
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -121,7 +138,7 @@ def _onnx(module: nn.Module, about: dict[str, Any]) -> bytes:
 
 
 def _example(about: dict[str, Any]) -> Tensor:
-    return torch.zeros(2, *about["input_shape"])  # one row would be taken for the only length
+    return torch.zeros(2, *about["input_shape"])  # with one row, torch would take 1 for the only length
 
 
 def _any_rows() -> dict[int, Any]:
@@ -129,14 +146,15 @@ def _any_rows() -> dict[int, Any]:
 
 
 def _in_words(trace: Callable[[], Any]) -> Any:
+    """Trace a model; raise `CoterieError` with a short reason if that fails."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return trace()
     except Exception as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise CoterieError(
-            f"this model cannot be traced ({told[0]}); --format safetensors exports its weights instead"
+            f"this model cannot be traced ({lines[0]}); --format safetensors exports its weights instead"
         ) from error
 
 

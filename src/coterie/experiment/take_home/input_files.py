@@ -1,4 +1,4 @@
-"""Rows from a file, as a client's model saw its own in training: CSV (with a header), .npy, or .npz with an array x."""
+"""Read rows for a client's model, prepared as in training, from CSV with a header, .npy, or .npz with an array x."""
 
 from __future__ import annotations
 
@@ -12,15 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.preprocessing import apply_preprocessing, read_like
-from coterie.data.schema import parse_target, schema_from_dict
-from coterie.data.tables import Table, read_table
-from coterie.errors import DataError
-from coterie.experiment import files
+from coterie.core.errors import DataError
+from coterie.data.tables.preprocessing import apply_preprocessing, read_like
+from coterie.data.tables.reading import Table, read_table
+from coterie.data.tables.schema import parse_target, schema_from_dict
+from coterie.storage import files
 
 
 def read_inputs(path: Path, client: Path, about: dict[str, Any]) -> Tensor:
-    """[rows, ...] for the model in the folder `client`, which `about` (its model.json) describes."""
+    """Read inputs for a client's model.
+
+    Args:
+        path: the file.
+        client: the client's folder, which says how its table was prepared.
+        about: the content of its model.json.
+
+    Returns:
+        Inputs [rows, ...].
+
+    Raises:
+        DataError: the file cannot be read, or does not suit the model.
+    """
     record = client / "preprocessing.json"
     if path.suffix.lower() in (".npy", ".npz"):
         return _checked(path, _array(path, "x"), about)
@@ -32,7 +44,7 @@ def read_inputs(path: Path, client: Path, about: dict[str, Any]) -> Tensor:
 
 
 def _read_like(path: Path, preprocessing: dict[str, Any]) -> Table:
-    """As the site's own file was read; but rows to predict may lack the target, and may have a header anyway."""
+    """Read a table as the site's own was read, except that the target may be absent and a header present."""
     schema = schema_from_dict(preprocessing["schema"], "preprocessing")
     if not schema.names or path.suffix.lower() in (".parquet", ".pq") or not path.is_file():
         return read_like(path, preprocessing)
@@ -46,9 +58,18 @@ def _read_like(path: Path, preprocessing: dict[str, Any]) -> Table:
 
 
 def read_examples(path: Path, target: str | None, about: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) of a new site: CSV with a column for the target (`y`, or the last one), or .npz with x and y.
+    """Read the examples of a new site.
 
-    Classes may be written by name or by number.
+    Args:
+        path: CSV with a target column, or .npz with arrays x and y.
+        target: the name of the target column; by default `y` or, if there is none, the last column.
+        about: the content of a model.json of the run. Classes may be given by name or by number.
+
+    Returns:
+        Inputs and targets.
+
+    Raises:
+        DataError: the file cannot be read, or does not suit the run.
     """
     if path.suffix.lower() == ".npz":
         x, y = _checked(path, _array(path, "x"), about), _array(path, "y")
@@ -72,7 +93,7 @@ def read_examples(path: Path, target: str | None, about: dict[str, Any]) -> tupl
 
 
 def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """(header, cells, line numbers)."""
+    """Return the header, the cells of each row, and the rows' line numbers; raise `DataError` for a malformed file."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -82,7 +103,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"'{path}' cannot be read as CSV: {error}") from error
     if len(rows) < 2:
-        raise DataError(f"'{path}' has no rows: give a header with the names of the columns, and a line a row")
+        raise DataError(f"'{path}' has no rows: give a header with the names of the columns, and a line per row")
     header = rows[0][1]
     if all(_is_number(cell) for cell in header):
         raise DataError(f"'{path}' has no header: its first line should name the columns, but holds numbers")
@@ -95,7 +116,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 
 def _features(path: Path, header: list[str], cells: list[list[str]], lines: list[int], about: dict[str, Any]) -> Tensor:
-    """Columns x1, x2, ... by name, wherever they stand; under other names, all columns in their order."""
+    """Return columns x1, x2, ... by name, in whatever order; if named otherwise, all columns in their order."""
     width = math.prod(about["input_shape"])
     names = [f"x{i + 1}" for i in range(width)]
     missing = [name for name in names if name not in header]
@@ -154,7 +175,7 @@ def _targets(path: Path, y: np.ndarray, about: dict[str, Any]) -> Tensor:
 
 
 def class_names(about: dict[str, Any]) -> list[str]:
-    """The names of the classes, or their numbers where they have none."""
+    """Return the names of the classes, or their numbers if they have none."""
     return list(about.get("classes") or map(str, range(about["num_classes"] or 0)))
 
 

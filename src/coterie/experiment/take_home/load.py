@@ -1,4 +1,4 @@
-"""A client's personalised model, back from a run folder. Neither the data nor the checkpoints are read."""
+"""Load a client's personalised model from a run folder, without reading data or checkpoints."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie import tree
-from coterie.batches import Batches
-from coterie.decode import Decode
-from coterie.errors import CheckpointError, ConfigError, CoterieError
-from coterie.experiment import files
-from coterie.experiment.folder import FORMAT, read_rows, safe_name
+from coterie.core import tree
+from coterie.core.batches import Batches
+from coterie.core.decode import Decode
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError
+from coterie.core.method import Population
+from coterie.core.task import Task
+from coterie.core.tree import Params, Tree
 from coterie.experiment.result import as_module
 from coterie.experiment.setup import Model
-from coterie.hyper import AnyMethod, build, find_method, suggest
-from coterie.method import Population
+from coterie.methods.fields import AnyMethod, build, find_method, suggest
 from coterie.models import find_model
-from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.storage import files
+from coterie.storage.run_folder import FORMAT, read_rows, safe_name
 
 
 def load(run: str | Path, client: str | int, *, model: Model | None = None) -> nn.Module:
-    """The model that `client` would deploy after `run`, in evaluation mode.
+    """Load the model that a client would deploy after a run.
 
-    A client has a name, and a number, counting from 1 in the order of the tables. The module gives logits (in a
-    regression, values), the outputs that evaluation measured. It is the run's own network where the method deploys one,
-    and otherwise a module that predicts as the method says.
-    A run whose model was given in Python needs the same `model` again.
+    Args:
+        run: the run folder.
+        client: a client's name, or its number, counting from 1 in the order of the tables.
+        model: the same model again, if the run's was given in Python.
+
+    Returns:
+        A module in evaluation mode whose outputs are those that evaluation measured: logits or, in a regression,
+        values. It is the run's own network if the method deploys one, and otherwise predicts as the method does.
+
+    Raises:
+        CheckpointError: the folder is not a run, has no models yet, or does not fit the model.
+        CoterieError: there is no such client.
+        ConfigError: the model came from Python and is not given.
     """
     folder, about = find_client(run, client)
     flat = files.read_tensors(folder / "model.safetensors")
@@ -48,7 +57,15 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
 
 
 def find_client(run: str | Path, client: str | int) -> tuple[Path, dict[str, Any]]:
-    """(the client's folder, what its model.json says). A word that is nobody's name may be a number."""
+    """Find a client by name, or by number from 1.
+
+    Returns:
+        The client's folder, and the content of its model.json.
+
+    Raises:
+        CheckpointError: the folder is not a run, has no models yet, or was written by a newer version.
+        CoterieError: there is no such client.
+    """
     run = Path(run)
     names = client_names(run)
     if not names:
@@ -67,7 +84,7 @@ def find_client(run: str | Path, client: str | int) -> tuple[Path, dict[str, Any
 
 
 def client_names(run: Path) -> list[str]:
-    """In the order of the tables: those that took part, then those onboarded; only those with a model."""
+    """Return the clients that have a model, in the order of the tables: who took part, then who was onboarded."""
     if not (run / "config.toml").exists():
         raise CheckpointError(f"'{run}' is not a run folder: it has no config.toml")
     listed = [row["client"] for file in ("clients.csv", "onboarded.csv") for row in read_rows(run / file)]
@@ -75,7 +92,7 @@ def client_names(run: Path) -> list[str]:
 
 
 def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Module:
-    """The network, with whatever values it is made with."""
+    """Build a client's network, with arbitrary initial values; raise `ConfigError` if that needs `model`."""
     if isinstance(model, nn.Module):
         return model
     if model is None and about["model"] == "own-model":
@@ -83,7 +100,9 @@ def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Mod
     name = about["model"] if model is None else model
     factory = find_model(name) if isinstance(name, str) else name
     shape = tuple(about["input_shape"])
-    with torch.random.fork_rng(devices=[]):  # the initial values are replaced: they cost the caller no random numbers
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # initial values are replaced, so they must not use up the caller's random numbers
         module = factory(shape, about["outputs"])
     if not isinstance(module, nn.Module):
         raise ConfigError([f"model '{name}' gave a {type(module).__name__}, not an nn.Module"])
@@ -102,8 +121,10 @@ def _method(about: dict[str, Any]) -> AnyMethod:
 
 
 def _like(task: Task, method: AnyMethod, about: dict[str, Any], flat: Params) -> Tree:
-    """A view of the structure and shapes that `flat` should have: one model or, in general, what the method makes of
-    the initial one without training."""
+    """Return a view with the structure and shapes that `flat` should have.
+
+    It is one model or, in general, what the method makes of the initial model without training.
+    """
     params: Params = task.init()
     if flat.keys() == params.keys():
         return params

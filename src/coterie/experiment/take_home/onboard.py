@@ -1,10 +1,10 @@
-"""A site that took no part gets a personalised model from a finished run, and is told whether it is better than alone.
+"""Onboard a site that took no part in a finished run: give it a model, and measure whether it beats training alone.
 
-The newcomer is one more client of a copy of the finished server that is its own: with a row for it where the server has
-rows for clients (`grown`), at the values of a client that has not been heard yet. In every round it is sent what a
-client is sent, and does a client's local update; `Method.onboard` says what becomes of its message. Nobody else trains,
-and nothing of the run is changed. The round is selected on its validation data, as in a run, and the comparison is
-local training on its own data for as many steps, from the run's initial model.
+The newcomer is one more client of its own copy of the finished server. Where the server has a row for each client, the
+copy has one more (`grown`), with the values of a client that has not sent anything yet. In every round the newcomer is
+sent what a client is sent and does a client's local update; `Method.onboard` decides what becomes of its message.
+Nobody else trains, and the run itself does not change. The round is selected on the newcomer's validation data, and the
+comparison is local training on its own data for as many steps, from the run's initial model.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie import paged, rng
+from coterie.core import rng
+from coterie.core.decode import Decode
+from coterie.core.errors import CheckpointError, ConfigError, DataError
+from coterie.core.method import Info, Newcomer, Population
+from coterie.core.task import Task
+from coterie.core.tree import Params, Tree
 from coterie.data import Federation, from_clients
-from coterie.data.schema import schema_from_dict
-from coterie.data.silos import Silos, load_silos
+from coterie.data.tables.schema import schema_from_dict
+from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
-from coterie.decode import Decode
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
-from coterie.errors import CheckpointError, ConfigError, DataError
 from coterie.evaluation.metrics import METRICS
-from coterie.experiment import files
-from coterie.experiment.card import write_cards
+from coterie.experiment.conclude import add_benefit
 from coterie.experiment.config import Config, parse_bytes, resolve
-from coterie.experiment.finish import add_benefit
-from coterie.experiment.folder import RunFolder, read_rows
-from coterie.experiment.load import build_module, find_client
 from coterie.experiment.result import Result
-from coterie.experiment.rows import read_examples
 from coterie.experiment.run import Progress, Silent, execute, local_like, read_config, write_models
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.silos import OPTIONS
-from coterie.experiment.simulation import State
-from coterie.hyper import AnyMethod
-from coterie.method import Info, Newcomer, Population
-from coterie.paged import Paged, Store
-from coterie.task import Task
-from coterie.tree import Params, Tree
+from coterie.experiment.take_home.card import write_cards
+from coterie.experiment.take_home.input_files import read_examples
+from coterie.experiment.take_home.load import build_module, find_client
+from coterie.methods.fields import AnyMethod
+from coterie.storage import files, paged_rows
+from coterie.storage.paged_rows import Paged, Store
+from coterie.storage.run_folder import RunFolder, read_rows
+from coterie.storage.state import State
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a newcomer needs of a run: no data, and none of the clients' own states."""
+    """Hold what a newcomer needs of a finished run: no data, and none of the clients' own states."""
 
     config: Config
     method: AnyMethod
-    task: Task  # begins at the run's initial model
+    task: Task  # starts from the run's initial model
     metric: str
     names: tuple[str, ...]
     server: Tree  # at the selected round
@@ -64,11 +64,11 @@ class Finished:
 
 @dataclass(frozen=True)
 class Guest:
-    """The newcomer's own copy of the server, in place of `Central`."""
+    """Stand in for `Central` with the newcomer's own copy of the server."""
 
     task: Task
     newcomer: Newcomer
-    row: int  # which client it is there
+    row: int  # the newcomer's number in that copy
 
     @property
     def ids(self) -> Tensor:
@@ -103,10 +103,24 @@ def onboard(
     model: Model | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """A new site joins the finished `run` with `data`: a CSV or .npz file, or a pair (x, y) of tensors.
+    """Let a new site join a finished run, and write its model, its card and a line in onboarded.csv to the run folder.
 
-    Its examples are split as the run's clients' are. The model, its card, and a line in onboarded.csv are written into
-    the run folder; `result.model(0)` is the model and `result.clients[0]` the metrics, with gain, low, high, verdict.
+    Args:
+        run: the run folder.
+        data: a CSV or .npz file, or a pair (x, y) of tensors. The examples are split as those of the run's clients.
+        name: the site's name; by default the file's name without its ending.
+        target: the name of the target column in a CSV file.
+        model: the same model again, if the run's was given in Python.
+        progress: receives news of the newcomer's rounds.
+
+    Returns:
+        A result whose `model(0)` is the site's model and whose `clients[0]` has the metrics, with gain, low, high and
+        verdict.
+
+    Raises:
+        ConfigError: the name is taken, the run has no server, or its model came from Python and is not given.
+        DataError: the data cannot be read, or do not suit the run.
+        CheckpointError: the run is not finished, or its selected checkpoint is missing.
     """
     run = Path(run)
     finished, about = open_run(run, model)
@@ -120,12 +134,12 @@ def onboard(
 
 
 def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progress) -> list[Result]:
-    """Every client that was held out of a run joins it, one after another, each as if it were the only one."""
+    """Let every client that was held out join the run, one after another, each as if it were the only one."""
     held_out = setup.held_out
     if held_out is None:
         return []
-    # One client alone: on the CPU, as when it joins later. Paged rows are there already.
-    server = paged.walk(result.server, lambda _, leaf: leaf if isinstance(leaf, Paged) else leaf.cpu())
+    # A single client trains on the CPU, as it would if it joined later. Paged rows are there already.
+    server = paged_rows.walk(result.server, lambda _, leaf: leaf if isinstance(leaf, Paged) else leaf.cpu())
     finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server)
     joined = []
     for name, split in held_out.clients.items():
@@ -138,7 +152,7 @@ def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progr
 
 
 def join(finished: Finished, site: Federation, tell: Progress) -> Result:
-    """The newcomer's rounds, and those of the same site alone."""
+    """Run the newcomer's rounds and, for comparison, as many of the same site alone."""
     method, task, row = finished.method, finished.task, len(finished.names)
     server = grown(method, task, finished.server, [*finished.names, *site.names])
     newcomer = method.onboard(task, Newcomer(server, task.init()), torch.tensor([row]), None)
@@ -156,13 +170,13 @@ def join(finished: Finished, site: Federation, tell: Progress) -> Result:
 
 
 def grown(method: AnyMethod, task: Task, server: Tree, names: Sequence[str]) -> Tree:
-    """The server with one more client, the last of `names`, that has not been heard.
+    """Return the server with one more client, the last of `names`, that has not sent anything yet.
 
-    Leaves that have a place for each client get one more, with the values that a server begins with.
+    Leaves that have a row for each client get one more, with the values that a server starts with.
     """
     size = len(names)
     known: dict[str, Any] = {}
-    paged.walk(server, known.__setitem__)
+    paged_rows.walk(server, known.__setitem__)
     store = next((leaf.store for leaf in known.values() if isinstance(leaf, Paged)), None)
     fresh = method.init_server(task.init(), Population(size, size, task, rng.keys_of(names), store))
 
@@ -176,13 +190,21 @@ def grown(method: AnyMethod, task: Task, server: Tree, names: Sequence[str]) -> 
         filled[tuple(slice(length) for length in old.shape)] = old
         return filled
 
-    return paged.walk(fresh, fill)
+    return paged_rows.walk(fresh, fill)
 
 
 def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str, Any]]:
-    """(what a newcomer needs, what the run's models are like), from the run folder alone: no client's data is read."""
+    """Read what a newcomer needs from the run folder, without any client's data.
+
+    Returns:
+        The finished run, and the content of a client's model.json.
+
+    Raises:
+        ConfigError: the run has no server, or its model came from Python and is not given.
+        CheckpointError: the run is not finished, or its selected checkpoint is missing.
+    """
     _, about = find_client(run, 1)
-    # Of the run's data nothing is needed, so where its files were does not matter.
+    # The run's data are not needed, so it does not matter where its files were.
     values = {key: value for key, value in read_config(run).items() if key not in ("silos", *OPTIONS)}
     config, method = resolve(values, own_data=True, own_model=True)
     if config.topology != "server":
@@ -208,7 +230,7 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
 def _site(
     run: Path, name: str, data: str | Path | Pair, target: str | None, about: dict[str, Any], config: Config
 ) -> Federation:
-    """The newcomer's federation of one. Where the run's sites prepare their tables, it prepares its own like them."""
+    """Make a federation of the newcomer alone. If the run's sites prepared their tables, it prepares its own too."""
     record = find_client(run, 1)[0] / "preprocessing.json"
     if isinstance(data, str | Path):
         path = Path(data)
@@ -232,7 +254,7 @@ def _site(
 
 
 def _silo(run: Path, name: str, path: Path, target: str | None, schema: dict[str, Any], config: Config) -> Federation:
-    """Its own table, by the schema that the run's sites agreed on; prepared by what its own training rows say."""
+    """Read the newcomer's table by the schema that the sites agreed on, and prepare it by its own training rows."""
     agreed = schema_from_dict(schema, str(run))
     if target not in (None, agreed.target):
         raise ConfigError([f"target = '{target}': the sites of this run agreed on {agreed.target}"])

@@ -1,4 +1,4 @@
-"""What a client's model says of rows in a file: probabilities by class name, or values."""
+"""Predict rows in a file with a client's model: probabilities by class name, or values."""
 
 from __future__ import annotations
 
@@ -9,21 +9,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
-from coterie.experiment.load import find_client, load
-from coterie.experiment.rows import class_names, read_inputs
+from coterie.core.errors import CoterieError
 from coterie.experiment.setup import Model
+from coterie.experiment.take_home.input_files import class_names, read_inputs
+from coterie.experiment.take_home.load import find_client, load
 
-PIECE = 1024  # rows at once
+ROWS_AT_ONCE = 1024  # that the model predicts at once
 
 
 def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Model | None = None) -> tuple[str, str]:
-    """(the client's name, CSV): one line a row, the most likely class and the probability of each, or the value."""
+    """Predict the rows of a file.
+
+    Args:
+        run: the run folder.
+        client: a client's name, or its number from 1.
+        rows: a CSV, .npy or .npz file with the inputs.
+        model: the model, if the run's was given in Python.
+
+    Returns:
+        The client's name, and CSV with a line per row: the most likely class and each class's probability, or in a
+        regression the value.
+
+    Raises:
+        CoterieError: there is no such client, or the outputs do not fit a table.
+        DataError: the file cannot be read, or does not suit the model.
+    """
     folder, about = find_client(run, client)
     x = read_inputs(Path(rows), folder, about)
     module = load(run, about["client"], model=model)
     with torch.no_grad():
-        outputs = torch.cat([module(piece) for piece in torch.split(x, PIECE)])
+        outputs = torch.cat([module(piece) for piece in torch.split(x, ROWS_AT_ONCE)])
     if about["kind"] == "regression":
         return about["client"], _values(outputs)
     if outputs.ndim != 2:

@@ -71,8 +71,8 @@
         const name = each.dataset.control;
         each.value = control.value;
         figures[name].at = Number(control.value);
-        const told = each.parentElement.querySelector("output");
-        if (told) told.textContent = figures[name].states[figures[name].at].label;
+        const output = each.parentElement.querySelector("output");
+        if (output) output.textContent = figures[name].states[figures[name].at].label;
         if (window.Plotly) draw(name);
       });
     });
@@ -138,16 +138,16 @@
     }
   };
   document.querySelectorAll("[data-copy]").forEach((each) => each.addEventListener("click", async () => {
-    const table = each.closest("figure").querySelector("table"), told = each.parentElement.querySelector("[role=status]");
+    const table = each.closest("figure").querySelector("table"), status = each.parentElement.querySelector("[role=status]");
     const text = each.dataset.copy === "latex" ? latex(table) : markdown(table);
     try {
       await copy(text);
-      told.textContent = "Copied.";
+      status.textContent = "Copied.";
     } catch (error) {
-      told.textContent = `Not copied: ${error.message}.`;
+      status.textContent = `Not copied: ${error.message}.`;
     }
     each.dataset.copied = text;
-    setTimeout(() => { told.textContent = ""; }, 2000);
+    setTimeout(() => { status.textContent = ""; }, 2000);
   }));
 
   // ---- The drawing library is packed in this file; unpacking it needs a browser of 2023 or later -----------------
@@ -162,6 +162,6 @@
   start().catch((error) => {
     const note = document.getElementById("trouble");
     note.hidden = false;
-    note.textContent = `The figures cannot be drawn in this browser (${error.message}); the tables hold the numbers.`;
+    note.textContent = `The figures cannot be drawn in this browser (${error.message}); the numbers are in the tables.`;
   });
 })();

@@ -1,0 +1,275 @@
+"""What each piece of the compute machinery is worth: whole runs without it over whole runs with it.
+
+    python benchmarks/ablation.py [--case NAME ...] [--piece NAME ...] [--json FILE] [--quick]
+
+A measured run is a process of its own, timed by its parent from its start to its end: imports, data, choosing and
+compiling, rounds, and what follows the last round. (`coterie run` also writes a report, which takes the same time
+whatever piece is missing, and is left out.) Every piece has a switch here (`WITHOUT`), which takes it out of the
+process before the run. Each piece begins with an empty cache of compiled code (cold), and is run again with what the
+first run left there (warm).
+
+The federation is that of `whole_run.py`: 20 clients with 14,000 examples of Fashion-MNIST, Dirichlet 0.3, minibatches
+of 10, one epoch a round. The engine is fixed to what `auto` chooses for 100 rounds, so that a piece's worth is not
+mixed with a choice. A run with all pieces is made before and after each piece: the ratio is to the mean of both.
+
+The time of a run of n rounds is the end of its n-th round, and what followed the last one. Where a run was shorter,
+rounds like those from the fifth on are added, and the number is marked with *.
+
+A piece stays if a run of 100 rounds without it takes at least 1.2 times as long, cold or warm, or if such a piece needs
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from telling import bar, parser, plot, target, tell
+
+BAR = 1.2  # of a run of 100 rounds
+LENGTHS = (20, 100, 1_000)  # rounds
+SETTLED = 5  # the first round that is like the later ones
+SHARE = 0.2  # of the data: 14,000 examples
+TIMEOUT = 900  # seconds of one run
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, and the pieces that it can tell about."""
+
+    label: str
+    model: str
+    rounds: int
+    pieces: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+SMALL = ("compile", "replay", "processor", "threads")
+CASES = {
+    "softmax": Case("softmax regression", "linear", 100, SMALL),
+    "dnn": Case("784-100-10", "dnn", 60, SMALL),
+    "cnn": Case("pFedVMP CNN", "cnn", 8, ("compile", "replay", "winograd", "convolution"), {"engine": "loop"}),
+    "plain": Case("784-100-10, not compiled", "dnn", 20, ("packing",), {"compile": False}),
+}
+SETTINGS: dict[str, dict[str, Any]] = {"compile": {"compile": False}, "threads": {"workers": 1}}
+ABOUT = {
+    "compile": "steps compiled by TorchInductor; without: PyTorch's own operations, two processes",
+    "replay": "compiled steps repeated by C++ (replay, recording); without: called from Python",
+    "processor": "what the processor can do is asked of PyTorch; without: TorchInductor compiles six small programs",
+    "threads": "two threads; without: one",
+    "winograd": "5 x 5 convolutions by Winograd's method (winograd, layout, custom_ops); without: PyTorch's",
+    "convolution": "first layers by im2col, others with channels last; without: as they are",
+    "packing": "clients of different sizes share lanes; without: they are padded",
+}
+
+
+def _no_replay() -> None:
+    from coterie.compute import compiled
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("left out")
+
+    patch.object(compiled, "record", refuse).start()
+
+
+def _no_processor() -> None:
+    from coterie.compute import inductor
+
+    patch.object(inductor, "_processor_known", contextlib.nullcontext).start()
+
+
+def _no_winograd() -> None:
+    from coterie.compute import winograd
+
+    winograd.DECOMPOSITIONS.clear()
+
+
+def _no_convolution() -> None:
+    from coterie.compute import compiled
+    from coterie.experiment import simulation
+
+    patch.object(compiled, "FewChannelConvolution", lambda alone: contextlib.nullcontext()).start()
+    patch.object(simulation, "faster_if_alone", contextlib.nullcontext).start()
+
+
+def _no_packing() -> None:
+    from coterie.compute import compiled
+    from coterie.core.plain import Plain
+
+    patch.object(compiled, "Packed", lambda width: Plain()).start()
+
+
+WITHOUT: dict[str, Callable[[], None]] = {
+    "replay": _no_replay,
+    "processor": _no_processor,
+    "winograd": _no_winograd,
+    "convolution": _no_convolution,
+    "packing": _no_packing,
+}
+
+
+def settings_of(case: Case, piece: str | None, rounds: int) -> dict[str, Any]:
+    """Return the keywords of `coterie.prepare` for a case without a piece."""
+    fixed = {"engine": "stacked", "compile": True, "workers": 2} | case.settings | SETTINGS.get(piece or "", {})
+    return {
+        "method": "fedavg",
+        "data": "fashion-mnist",
+        "model": case.model,
+        "partition": f"dirichlet:0.3:share={SHARE}",
+        "clients": 20,
+        "rounds": rounds,
+        "local_epochs": 1,
+        "batch_size": 10,
+        "optimizer": {"name": "sgd", "lr": 0.01},
+        "validation": 0.02,
+        "test": 0.2,
+        "reference": False,
+        **fixed,
+    }
+
+
+def child(settings: dict[str, Any], piece: str | None, begun: float) -> None:
+    """Run once without a piece, and print when each round ended, in seconds since the process was started."""
+    import coterie
+    from coterie.cli.memory import keep_freed_memory
+    from coterie.experiment.run import Silent, run_setup
+
+    class Clock(Silent):
+        ends: list[float]
+
+        def round(self, record: dict[str, Any], metric: str) -> None:
+            self.ends.append(time.time() - begun)
+
+    clock = Clock()
+    clock.ends = []
+    keep_freed_memory()  # as the command does
+    if piece in WITHOUT:
+        WITHOUT[piece]()
+    setup = coterie.prepare(**settings)
+    with tempfile.TemporaryDirectory(prefix="coterie-ablation-") as folder:
+        run_setup(setup, Path(folder) / "run", progress=clock, report=False)
+    print(json.dumps(clock.ends))
+
+
+@dataclass(frozen=True)
+class Run:
+    ends: list[float]  # seconds from the start of the process to the end of each round
+    whole: float  # and to its own end
+
+    def at(self, rounds: int) -> float:
+        """Return the seconds of a whole run of so many rounds."""
+        tail = self.whole - self.ends[-1]
+        if rounds <= len(self.ends):
+            return self.ends[rounds - 1] + tail
+        first = min(SETTLED, max(1, len(self.ends) // 2))
+        mean = (self.ends[-1] - self.ends[first - 1]) / max(1, len(self.ends) - first)
+        return self.ends[-1] + (rounds - len(self.ends)) * mean + tail
+
+    @property
+    def steady(self) -> float:
+        """The median seconds of a settled round."""
+        settled = self.ends[min(SETTLED, max(0, len(self.ends) - 2)) :]
+        return statistics.median(b - a for a, b in itertools.pairwise(settled))
+
+
+def measure(case: Case, piece: str | None, cache: Path, rounds: int) -> Run:
+    """Run a case without a piece in a process of its own, with the compiled code in `cache`."""
+    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "XDG_CACHE_HOME": str(cache / "xdg")}
+    begun = time.time()
+    about = json.dumps([settings_of(case, piece, rounds), piece, begun])
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", about],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{case.label} without {piece}:\n{done.stderr[-2000:]}")
+    return Run(json.loads(done.stdout.splitlines()[-1]), time.time() - begun)
+
+
+def ratios(without: Run, before: Run, after: Run) -> list[float]:
+    """Return times without a piece over times with it, for each of `LENGTHS`, and of a settled round."""
+    found = [without.at(n) / statistics.fmean([before.at(n), after.at(n)]) for n in LENGTHS]
+    return [*found, without.steady / statistics.fmean([before.steady, after.steady])]
+
+
+def compare(name: str, wanted: Sequence[str], quick: bool) -> list[dict[str, Any]]:
+    case = CASES[name]
+    rounds = 2 if quick else case.rounds
+    found = []
+    with tempfile.TemporaryDirectory(prefix="coterie-ablation-caches-") as folder:
+        caches = Path(folder)
+        bases = [measure(case, None, caches / "base", rounds) for _ in range(2)]  # cold, warm
+        cold, warm = bases
+        for piece in (each for each in case.pieces if each in wanted):
+            runs = [measure(case, piece, caches / piece, rounds) for _ in range(2)]
+            again = measure(case, None, caches / "base", rounds)
+            row = {"case": name, "piece": piece, "rounds": rounds}
+            row |= {"cold": ratios(runs[0], cold, cold), "warm": ratios(runs[1], warm, again)}
+            print(f"{case.label} without {piece}: {json.dumps(row)}", flush=True)
+            found.append(row)
+            warm = again
+    return found
+
+
+def marked(ratio: float, length: int, rounds: int) -> str:
+    return f"{ratio:.2f}" + "*" * (rounds < length)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asking = parser(__doc__)
+    asking.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    asking.add_argument("--piece", nargs="+", choices=list(ABOUT), default=list(ABOUT))
+    asking.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    asked = asking.parse_args(arguments)
+    if asked.child is not None:
+        child(*asked.child)
+        return 0
+    rows = [row for name in asked.case for row in compare(name, asked.piece, asked.quick)]
+    heads = [f"{kind} {length:,}" for kind in ("cold", "warm") for length in LENGTHS]
+    cells = [
+        [
+            *(row["piece"], CASES[row["case"]].label),
+            *(
+                marked(r, n, row["rounds"])
+                for kind in ("cold", "warm")
+                for r, n in zip(row[kind], LENGTHS, strict=False)
+            ),
+            f"{row['warm'][-1]:.2f}",
+        ]
+        for row in rows
+    ]
+    best: dict[str, float] = {}
+    for row in rows:
+        best[row["piece"]] = max(best.get(row["piece"], 0.0), row["cold"][1], row["warm"][1])
+    targets = [target(f"{piece}: 100 rounds without it", ratio, BAR) for piece, ratio in best.items()]
+    bars = [bar(piece, ratio, BAR) for piece, ratio in best.items()]
+    return tell(
+        asked,
+        "What each piece is worth",
+        ["without", "case", *heads, "a settled round"],
+        cells,
+        targets,
+        plot("100 rounds without the piece over with it", bars),
+        notes=[f"{piece}: {words}." for piece, words in ABOUT.items() if piece in best],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

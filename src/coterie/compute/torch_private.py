@@ -1,0 +1,73 @@
+"""The only file that names private parts of PyTorch.
+
+Compiling needs names that PyTorch does not promise to keep. Each is looked for once, when compiling is first asked for;
+one that is missing is reported by name, and everything then runs on the plain back-end. `import coterie` needs none.
+
+TorchInductor's modules choose a cache folder when they are imported, so they are imported inside `cache.environment`,
+which names ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+
+from coterie.compute import cache
+
+NAMES = {
+    "make_fx": "torch.fx.experimental.proxy_tensor:make_fx",
+    "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
+    "compile_fx": "torch._inductor.compile_fx:compile_fx",
+    "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
+    "config": "torch._inductor:config",
+    "codecache": "torch._inductor:codecache",
+    "CppCodeCache": "torch._inductor.codecache:CppCodeCache",
+    "force_stride_order": "torch._inductor.inductor_prims:force_stride_order",
+}
+OPTIONAL = {  # without it, compiling takes longer
+    "VecISA": "torch._inductor.cpu_vec_isa:VecISA",
+}
+
+
+class MissingName(Exception):
+    """This PyTorch has no such private name."""
+
+
+@functools.cache
+def private(name: str) -> Any:
+    """Return the private object that `NAMES` or `OPTIONAL` has under `name`.
+
+    Raises:
+        MissingName: this PyTorch does not have it.
+    """
+    path = NAMES.get(name) or OPTIONAL[name]
+    module, _, attribute = path.partition(":")
+    try:
+        with cache.environment():
+            found = importlib.import_module(module)
+            return getattr(found, attribute, None) or importlib.import_module(f"{module}.{attribute}")
+    except ImportError:
+        raise MissingName(f"PyTorch {torch.__version__} has no {module}.{attribute}") from None
+
+
+@functools.cache
+def missing() -> str | None:
+    """Return, in words, the first of `NAMES` that this PyTorch lacks; None where it has them all."""
+    for name in NAMES:
+        try:
+            private(name)
+        except MissingName as error:
+            return str(error)
+    return None
+
+
+def has(name: str) -> bool:
+    """Tell whether this PyTorch has an optional name."""
+    try:
+        private(name)
+    except MissingName:
+        return False
+    return True

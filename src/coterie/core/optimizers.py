@@ -1,0 +1,115 @@
+"""Optimisers as pure functions. Each takes the same step as the `torch.optim` class of the same name."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.tree import Params, Tree
+
+
+class Optimizer(ABC):
+    """A pair of pure functions, `init` and `update`. A subclass is a frozen dataclass of hyper-parameters."""
+
+    @abstractmethod
+    def init(self, params: Params) -> Tree:
+        """Return the optimiser's state before its first step on `params`: a tree, `()` if it has none."""
+
+    @abstractmethod
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        """Take one step.
+
+        Args:
+            grads: gradients, with the names and shapes of `params`.
+            state: what `init` or the last `update` returned.
+            params: the trained parameters.
+
+        Returns:
+            The new parameters and the new state.
+        """
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
+
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
+
+    def init(self, params: Params) -> Tree:
+        return tree.map(torch.zeros_like, params) if self.momentum else ()
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        if self.weight_decay:
+            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
+        if self.momentum:
+            state = grads = tree.map(lambda g, v: self.momentum * v + g, grads, state)
+        return tree.map(lambda p, g: p - self.lr * g, params, grads), state
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam, in which weight decay is added to the gradient, as in `torch.optim.Adam`."""
+
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
+    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
+    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
+
+    def init(self, params: Params) -> Tree:
+        return _adam_init(params)
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        if self.weight_decay:
+            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
+        return _adam_update(self, grads, state, params)
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam, in which weight decay shrinks the parameters themselves, as in `torch.optim.AdamW`."""
+
+    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
+    beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
+    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, description="shrinks the parameters each step")] = 0.01
+
+    def init(self, params: Params) -> Tree:
+        return _adam_init(params)
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        return _adam_update(self, grads, state, tree.scale(params, 1 - self.lr * self.weight_decay))
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
+def _adam_init(params: Params) -> Tree:
+    zeros = tree.map(torch.zeros_like, params)
+    return zeros, zeros, torch.zeros((), device=next(iter(params.values())).device)
+
+
+def _adam_update(opt: Adam | AdamW, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+    first, second, count = state
+    count = count + 1
+    first = tree.map(lambda m, g: opt.beta1 * m + (1 - opt.beta1) * g, first, grads)
+    second = tree.map(lambda v, g: opt.beta2 * v + (1 - opt.beta2) * g * g, second, grads)
+    step = opt.lr / _one_minus_power(opt.beta1, count)
+    spread = _one_minus_power(opt.beta2, count).sqrt()
+    new = tree.map(lambda p, m, v: p - step * m / (v.sqrt() / spread + opt.eps), params, first, second)
+    return new, (first, second, count)
+
+
+def _one_minus_power(beta: float, count: Tensor) -> Tensor:
+    """Return 1 - beta^count without the cancellation that costs float32 four digits in the first steps."""
+    return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)

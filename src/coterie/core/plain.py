@@ -1,0 +1,57 @@
+"""The plain back-end: a Python loop over steps that `vmap` has lifted over the clients. Ordinary PyTorch, no more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from coterie.core.scan import Program, Runner
+
+GATHERED_BYTES = 2**20  # of examples that are read from the pool at once
+
+
+class Plain:
+    """Every client takes part in every step; one whose minibatches are used up keeps its carry by a select."""
+
+    def scan(
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+    ) -> list[Tensor]:
+        levels = len(program.lifts)
+        *aux, x, y = (value.contiguous() for value in fixed)
+        carry = [value.contiguous() for value in carry]
+        index, mask, key = steps_first(time, levels)
+        select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
+        step = program.function(select)
+        return walk(program, step, carry, aux, (x, y), (index, mask, key))
+
+
+def steps_first(time: tuple[Tensor, Tensor, Tensor], levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the axis of steps first, so that each step reads contiguous tensors; leave out steps that nobody takes."""
+    index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
+    if mask.is_meta:  # which has shapes only
+        return index, mask, key
+    alive = mask.flatten(1).any(1)
+    return index[alive], mask[alive], key[alive]
+
+
+def walk(
+    program: Program,
+    step: Runner,
+    carry: list[Tensor],
+    aux: list[Tensor],
+    pool: tuple[Tensor, Tensor],
+    time: tuple[Tensor, Tensor, Tensor],
+) -> list[Tensor]:
+    """Take all steps, one call of `step` for each; `time` has the steps first."""
+    (x, y), (index, mask, key) = pool, time
+    if not len(index):
+        return carry
+    together = max(1, GATHERED_BYTES // max(index[0].numel() * x[0].nbytes, 1))
+    for start in range(0, len(index), together):
+        some = slice(start, start + together)
+        read = program.gather(x, index[some], -2), program.gather(y, index[some], -1)
+        for batch in zip(*read, mask[some], key[some], strict=True):
+            carry = step(*carry, *aux, *batch)
+    return carry

@@ -1,0 +1,189 @@
+"""The laws about a method's own functions: laws 2 to 9."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from coterie.core import tree
+from coterie.core.errors import CoterieWarning
+from coterie.core.method import Population
+from coterie.core.tree import Params, Tree
+from coterie.engine import make_peers
+from coterie.methods.fields import AnyMethod
+from coterie.testing.engine_laws import ADAM_ROUNDING, ROUNDING
+from coterie.testing.kit import (
+    LOOP,
+    SIZES,
+    DoesNotApply,
+    LawBroken,
+    batches,
+    federation,
+    same,
+    simulate,
+    task,
+    views,
+)
+from coterie.testing.options import contexts, plain, variants
+
+
+def server_equals_peers(method: AnyMethod) -> None:
+    """Law 2."""
+    if not method.peer_to_peer:
+        raise DoesNotApply("the method needs one server (peer_to_peer = False)")
+    complete = make_peers("complete", federation().names, seed=0)
+    for each, tolerance in ((method, ADAM_ROUNDING), (plain(method), ROUNDING)):
+        one = simulate(each, LOOP, rounds=3, participants=3)
+        many = simulate(each, LOOP, rounds=3, participants=3, place=complete)
+        for i in range(len(SIZES)):
+            copy = tree.rows(many.state.server, i)
+            same(one.state.server, copy, "a peer's copy of the server is not the server", tolerance)
+        same(views(one), views(many), "server and peers differ", tolerance)
+
+
+def inputs_are_not_modified(method: AnyMethod) -> None:
+    """Law 3."""
+    params, ids = task().init(), torch.arange(len(SIZES))
+
+    def pure(name: str, fn: Callable[..., Any], *args: Any) -> Any:
+        trees = [
+            arg for arg in args if isinstance(arg, tuple | dict | torch.Tensor) and not isinstance(arg, Population)
+        ]
+        before = [tree.clone(arg) for arg in trees]
+        out = fn(*args)
+        for was, now in zip(before, trees, strict=True):
+            same(was, now, f"{name} modifies its input", tolerance=0)
+        return out
+
+    server = pure("init_server", method.init_server, params, Population(len(SIZES), len(SIZES), task()))
+    client = pure("init_client", method.init_client, params)
+    down = pure("dispatch", method.dispatch, server, ids, torch.Generator())
+    own = batches(0)
+    updates = [pure("local_update", method.local_update, task(), client, tree.rows(down, i), own) for i in ids]
+    ups = tree.stack([up for _, up, _ in updates])
+    server = pure("aggregate", method.aggregate, server, ids, ups)
+    down = pure("deploy", method.deploy, server, ids, torch.Generator())
+    view = pure("personalize", method.personalize, task(), updates[0][0], tree.rows(down, 0), own)
+    pure("predict", method.predict, task(), view, federation().x[:3])
+    pure("server_info", method.server_info, server)
+
+
+def hyper_parameters_change_the_result(method: AnyMethod) -> None:
+    """Law 4: each of them, in at least one context."""
+    idle: set[str] | None = None
+    for context in contexts(method):
+        base = tree.pack(views(simulate(context, LOOP, rounds=2)))
+        unchanged = set()
+        for name, variant in variants(context):
+            if idle is not None and name.split(" = ")[0] not in idle:
+                continue  # it has shown its effect in an earlier context
+            with warnings.catch_warnings():  # an extreme value may deserve one
+                warnings.simplefilter("ignore", CoterieWarning)
+                other = tree.pack(views(simulate(variant, LOOP, rounds=2)))
+            if other.keys() == base.keys() and all(torch.equal(base[key], other[key]) for key in base):
+                unchanged.add(name.split(" = ")[0])
+        idle = unchanged if idle is None else idle & unchanged
+    if idle:
+        raise LawBroken(f"hyper-parameter {', '.join(sorted(idle))} changes nothing")
+
+
+def padding_is_ignored(method: AnyMethod) -> None:
+    """Law 5: what stands in masked examples, and how many masked steps follow."""
+    smooth = task(norm=False)  # BatchNorm does see what is masked: its statistics are of whole minibatches
+    params = smooth.init()
+    server = method.init_server(params, Population(1, 1, smooth))
+    client, down = method.init_client(params), tree.rows(method.dispatch(server, torch.arange(1), torch.Generator()), 0)
+    own = batches(0)
+    base = method.local_update(smooth, client, down, own)
+    other = torch.where(own.mask > 0, own.index, torch.tensor(int(federation().split(1).train[0])))
+    filled = method.local_update(smooth, client, down, own._replace(index=other))
+    same(base, filled, "what stands in masked examples matters", tolerance=1e-6)
+    index, mask, key = (torch.cat([part, 0 * part[:, :2]], 1) for part in (own.index, own.mask, own.key))
+    longer = method.local_update(smooth, client, down, own._replace(index=index, mask=mask, key=key))
+    same(base, longer, "masked steps matter", tolerance=0)
+
+
+def relabelling_relabels(method: AnyMethod) -> None:
+    """Law 6."""
+    order = [2, 0, 3, 1]
+    names = [federation().names[i] for i in order]
+    relabelled = dataclasses.replace(federation(), clients={name: federation().clients[name] for name in names})
+    base = views(simulate(method, LOOP, rounds=2, participants=3))
+    other = views(simulate(method, LOOP, rounds=2, participants=3, clients=relabelled))
+    same(tree.rows(base, torch.tensor(order)), other, "the order of clients matters", ADAM_ROUNDING)
+
+
+def packing_keeps_everything(method: AnyMethod) -> None:
+    """Law 7."""
+    sim = simulate(method, LOOP, rounds=1)
+    down = method.dispatch(sim.state.server, torch.arange(len(SIZES)), torch.Generator().manual_seed(0))
+    client = tree.rows(sim.state.clients, 0)
+    _, up, _ = method.local_update(task(), client, tree.rows(down, 0), batches(0))
+    for name, value in {"server state": sim.state.server, "client state": client, "down": down, "up": up}.items():
+        try:
+            read = tree.unpack(load(save(tree.separate(tree.pack(value)))), value)
+        except Exception as error:
+            raise LawBroken(f"{name} cannot be packed, written and read again: {error}") from error
+        same(value, read, f"{name} does not survive packing", tolerance=0)
+
+
+def updates_use_own_data_only(method: AnyMethod) -> None:
+    """Law 8: the other clients' examples may be anything, even NaN."""
+    params = task().init()
+    server = method.init_server(params, Population(len(SIZES), len(SIZES), task()))
+    client, down = method.init_client(params), tree.rows(method.dispatch(server, torch.arange(1), torch.Generator()), 0)
+    known = torch.zeros(len(federation().x), dtype=torch.bool)
+    known[torch.from_numpy(federation().split(0).train)] = True
+    own = batches(0)
+    foreign = own._replace(x=torch.where(known[:, None], own.x, torch.nan), y=torch.where(known, own.y, 0))
+    base, other = (method.local_update(task(), client, down, each) for each in (own, foreign))
+    same(base, other, "other clients' data matters", tolerance=0)
+
+
+def one_client_gets_its_own_solution(method: AnyMethod) -> None:
+    """Law 9."""
+    params, ids = task().init(), torch.arange(1)
+    server = method.init_server(params, Population(1, 1, task()))
+    down = tree.rows(method.dispatch(server, ids, torch.Generator().manual_seed(0)), 0)
+    client, up, _ = method.local_update(task(), method.init_client(params), down, batches(0))
+    server = method.aggregate(server, ids, tree.stack([up]))
+    down = tree.rows(method.deploy(server, ids, torch.Generator().manual_seed(0)), 0)
+    x = federation().x[:20]
+    # Logits are known up to a constant: a method may give the logarithms of probabilities.
+    view = method.personalize(task(), client, down, batches(0).epoch(0, 0))
+    deployed = method.predict(task(), view, x).softmax(1)
+    made = [model for model in _models((client, up), params) if not _equal(model, params)]
+    # A method that sends gradients makes the model where they are combined.
+    found = made or [*_models(server, params, rows=True)]
+    # One that predicts from a model's features, not by its head, holds the model itself in its view.
+    held = [*_models(view, params)]
+
+    def deploys(model: Params) -> bool:
+        alike = torch.allclose(deployed, task().logits(model, x).softmax(1), atol=1e-5)
+        return alike or any(float(tree.sqdist(own, model)) < 1e-10 for own in held)
+
+    if not any(map(deploys, found)):
+        raise LawBroken("alone, a client does not deploy the model that its local solver made")
+    if deploys(params):
+        raise LawBroken("alone, a client deploys the initial model: nothing was trained")
+
+
+def _models(value: Tree, like: Params, rows: bool = False) -> Iterator[Params]:
+    """Every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows."""
+    if isinstance(value, dict) and value.keys() == like.keys():
+        if all(value[name].shape == like[name].shape for name in like):
+            yield value
+        elif rows:
+            yield from _models(tuple(tree.rows(value, i) for i in range(len(next(iter(value.values()))))), like)
+    elif isinstance(value, dict | tuple):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _models(child, like, rows)
+
+
+def _equal(a: Params, b: Params) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in b)

@@ -1,0 +1,68 @@
+"""A method with other options: where its options come into play, and every option changed once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic
+from pydantic import TypeAdapter
+
+from coterie.core.optimizers import SGD
+from coterie.methods.fields import AnyMethod, Hyper, hyper_parameters
+from coterie.testing.kit import LawBroken
+
+
+def changed(method: AnyMethod, **options: Any) -> AnyMethod:
+    """The method with some of its fields changed."""
+    return dataclasses.replace(method, **options)  # type: ignore[type-var]
+
+
+def plain(method: AnyMethod) -> AnyMethod:
+    """The method with SGD of step size 0.05, if it has an optimiser: so rounding stays as small as it is.
+
+    Adam divides tiny gradients by their own size, and rounding with them.
+    """
+    return changed(method, optimizer=SGD(0.05)) if hasattr(method, "optimizer") else method
+
+
+def contexts(method: AnyMethod) -> list[AnyMethod]:
+    """The method as it is, and with each set of options in its `law_contexts`."""
+    return [method, *(changed(method, **options) for options in method.law_contexts)]
+
+
+def variants(method: AnyMethod) -> Iterator[tuple[str, AnyMethod]]:
+    """The method with one hyper-parameter changed, for every one of them and every choice it offers.
+
+    Yields:
+        (what was changed, as "name = value", and the method); the optimiser's hyper-parameters come last.
+    """
+    for hyper in hyper_parameters(type(method)):
+        for value in _others(hyper, getattr(method, hyper.name)):
+            yield f"{hyper.name} = {value}", changed(method, **{hyper.name: value})
+    optimizer: Any = getattr(method, "optimizer", None)
+    if optimizer is not None:
+        for hyper in hyper_parameters(type(optimizer)):
+            for value in _others(hyper, getattr(optimizer, hyper.name)):
+                other = dataclasses.replace(optimizer, **{hyper.name: value})
+                yield f"{hyper.name} = {value}", changed(method, optimizer=other)
+
+
+def _others(hyper: Hyper, value: Any) -> list[Any]:
+    """Values that a hyper-parameter may have instead: every other choice, and one other number."""
+    if isinstance(value, bool):
+        return [not value]
+    others: list[Any] = [choice for choice in hyper.choices if choice != value]
+    if hyper.numeric:
+        number = value if isinstance(value, int | float) else 1.0
+        tries = [number + 1] if isinstance(value, int) else [2 * number + 0.1, number / 2, number]
+        for other in tries:
+            try:
+                others.append(TypeAdapter(hyper.type).validate_python(other))
+                break
+            except pydantic.ValidationError:
+                continue
+    if not others:
+        raise LawBroken(f"no other value found for {hyper.name} = {value}")
+    return others

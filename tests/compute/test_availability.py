@@ -1,0 +1,54 @@
+"""Why nothing can be compiled is said in one true sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coterie import ConfigError
+from coterie.compute import availability, torch_private
+from coterie.compute.availability import unavailable
+from coterie.compute.compiled import Compiled, backend
+from coterie.compute.packing import Packed
+from coterie.core.plain import Plain
+from tests.marks import compiles
+
+
+def test_the_environment_can_ask_for_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_BACKEND", "plain")
+    assert unavailable() == "COTERIE_BACKEND=plain asks for ordinary PyTorch"
+    assert isinstance(backend(compiled=True), Plain)
+    assert isinstance(backend(compiled=False), Plain)
+    monkeypatch.setenv("COTERIE_BACKEND", "fast")
+    with pytest.raises(ConfigError, match="COTERIE_BACKEND=fast: choose from auto, plain"):
+        unavailable()
+
+
+def test_no_compiler_is_said_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("COTERIE_BACKEND", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "c++-of-mine")
+    assert "c++-of-mine is not on the PATH" in (unavailable() or "")
+    assert isinstance(backend(compiled=True), Packed)
+
+
+def test_a_private_name_that_is_missing_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COTERIE_BACKEND", raising=False)
+    monkeypatch.setattr(availability, "compiler", lambda: "g++")
+    monkeypatch.setitem(torch_private.NAMES, "compile_fx", "torch._inductor.compile_fx:gone")
+    for cached in (torch_private.private, torch_private.missing, availability._unavailable):
+        cached.cache_clear()
+    try:
+        assert "has no torch._inductor.compile_fx.gone" in (unavailable() or "")
+        assert isinstance(backend(compiled=True), Packed)
+    finally:
+        monkeypatch.undo()
+        for cached in (torch_private.private, torch_private.missing, availability._unavailable):
+            cached.cache_clear()
+
+
+@compiles
+def test_all_names_are_here() -> None:
+    assert isinstance(backend(compiled=True), Compiled)
+    assert all(map(torch_private.has, torch_private.OPTIONAL)), "compiling would be slow"

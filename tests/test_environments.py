@@ -1,0 +1,77 @@
+"""Machines that are not like ours: a run succeeds on each, and says in one true sentence what it does without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.marks import compiles
+
+COMMAND = "run --data digits --clients 3 --rounds 2 --engine stacked --compile --workers 1 --no-report --out"
+START = "from coterie.cli import main; main()"
+WITHOUT_A_NAME = "import torch._inductor.compile_fx as module; del module.compile_fx; "
+
+
+def run(out: Path, before: str = "", **environment: str) -> tuple[dict[str, Any], str]:
+    """A run in a process of its own: (how its steps were taken, what it printed)."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", before + START, *COMMAND.split(), str(out)],
+        env={name: value for name, value in variables.items() if value},
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert (out / "summary.json").exists()
+    return json.loads((out / "engine.json").read_text()), " ".join(told.split())
+
+
+def test_no_compiler_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    engine, told = run(tmp_path / "run", PATH=str(tmp_path / "bin"), CXX="", COTERIE_BACKEND="")
+    why = "there is no C++ compiler: g++ is not on the PATH (CXX names another one)"
+    assert (engine["steps"]["path"], engine["steps"]["why"]) == ("plain", why)
+    assert why in told
+
+
+@compiles
+def test_an_unknown_torchinductor(tmp_path: Path) -> None:
+    """A private name that this version of PyTorch lacks is told as what it is, not as a missing compiler."""
+    engine, told = run(tmp_path / "run", WITHOUT_A_NAME, COTERIE_BACKEND="")
+    assert engine["steps"]["path"] == "plain"
+    assert engine["steps"]["why"].endswith("has no torch._inductor.compile_fx.compile_fx")
+    assert engine["steps"]["why"] in told
+    assert "is there a C++ compiler" not in told
+
+
+@compiles
+def test_generated_code_of_another_form(tmp_path: Path) -> None:
+    """TORCHINDUCTOR_GRAPH_PARTITION=0 makes TorchInductor write a function instead of a method: it is repeated, too."""
+    engine, _ = run(tmp_path / "run", TORCHINDUCTOR_GRAPH_PARTITION="0", COTERIE_BACKEND="")
+    assert (engine["steps"]["path"], engine["steps"]["why"]) == ("replayed", "")
+
+
+@compiles
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file stands where the home folder should be, so that not even root can write there."""
+    (tmp_path / "home").write_text("")
+    folders = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "TORCHINDUCTOR_CACHE_DIR": ""}
+    engine, told = run(tmp_path / "run", COTERIE_BACKEND="", **folders)
+    why = "compiled steps are not kept for later runs, since ~/.cache cannot be used (Not a directory)"
+    assert engine["steps"]["path"] == "replayed"
+    assert engine["notes"] == [why]
+    assert why in told
+
+
+def test_plain_by_the_environment(tmp_path: Path) -> None:
+    engine, told = run(tmp_path / "run", COTERIE_BACKEND="plain")
+    why = "COTERIE_BACKEND=plain asks for ordinary PyTorch"
+    assert (engine["steps"]["path"], engine["steps"]["why"]) == ("plain", why)
+    assert why in told
