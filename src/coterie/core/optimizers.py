@@ -18,6 +18,8 @@ from coterie.core.tree import Params, Tree
 class Optimizer(ABC):
     """A pair of pure functions, `init` and `update`. A subclass is a frozen dataclass of hyper-parameters."""
 
+    lr: float  # the step size, which every optimiser has
+
     @abstractmethod
     def init(self, params: Params) -> Tree:
         """Return the optimiser's state before its first step on `params`: a tree, `()` if it has none."""

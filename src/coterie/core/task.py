@@ -144,24 +144,42 @@ class Task:
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""
+        outputs, rest = self._train_pass(params, batch)
+        return self.batch_loss(outputs, batch), rest
+
+    def batch_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """sum mask_i loss_i / sum mask_i, from outputs that are there already."""
+        losses = self.output_losses(outputs, batch.y)
+        return (losses * batch.mask).sum() / batch.mask.sum().clamp_min(MIN_TOTAL_WEIGHT)
+
+    def outputs_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
+        """One forward pass in training mode, for losses of your own.
+
+        Returns:
+            The outputs; what entered the head on the way, [batch, feature_dim]; and what the pass left of the untrained
+            values.
+        """
+        caught: list[Tensor] = []
+        hook = self._head_of(self._train).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+        try:
+            outputs, rest = self._train_pass(params, batch)
+        finally:
+            hook.remove()
+        return outputs, caught[-1], rest
+
+    def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
+        """`loss` with, in the middle, what entered the head on the way, [batch, feature_dim]: one forward pass."""
+        outputs, features, rest = self.outputs_and_features(params, batch)
+        return self.batch_loss(outputs, batch), features, rest
+
+    def _train_pass(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """(outputs in training mode, what the forward pass left of the untrained values)."""
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
         with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
-            out = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
-        losses = self.output_losses(out, batch.y)
-        mean = (losses * batch.mask).sum() / batch.mask.sum().clamp_min(MIN_TOTAL_WEIGHT)
-        return mean, rest
-
-    def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
-        """`loss` with, in the middle, what entered the head on the way, [batch, feature_dim]: one forward pass."""
-        caught: list[Tensor] = []
-        hook = self._head_of(self._train).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-        try:
-            loss, rest = self.loss(params, batch)
-        finally:
-            hook.remove()
-        return loss, caught[-1], rest
+            outputs = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
+        return outputs, rest
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """What enters the head, [batch, feature_dim]."""

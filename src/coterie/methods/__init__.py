@@ -5,19 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from coterie.core.method import Method
+from coterie.methods.apfl import APFL
+from coterie.methods.clustered_fl import ClusteredFL
 from coterie.methods.ditto import Ditto
+from coterie.methods.fedala import FedALA
 from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavg_ft import FedAvgFT
+from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedbn import FedBN
+from coterie.methods.fedem import FedEM
 from coterie.methods.federico import FedeRiCo
 from coterie.methods.fedmap import FedMAP
 from coterie.methods.fedper import FedPer
 from coterie.methods.fedproto import FedProto
 from coterie.methods.fedprox import FedProx
+from coterie.methods.fedprox_ft import FedProxFT
 from coterie.methods.fedrep import FedRep
+from coterie.methods.fedrod import FedROD
 from coterie.methods.heurfedamp import HeurFedAMP
+from coterie.methods.ifca import IFCA
+from coterie.methods.lg_fedavg import LGFedAvg
 from coterie.methods.local import Local
+from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedbred import PFedBreD
 from coterie.methods.pfedme import PFedMe
@@ -43,22 +53,42 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "ditto": Ditto,
     "per-fedavg": PerFedAvg,
     "scaffold": Scaffold,
+    "fedala": FedALA,
+    "clustered-fl": ClusteredFL,
+    "fedem": FedEM,
+    "ifca": IFCA,
+    "fedrod": FedROD,
+    "moon": MOON,
+    "lg-fedavg": LGFedAvg,
+    "fedbabu": FedBABU,
+    "fedprox-ft": FedProxFT,
+    "apfl": APFL,
 }
 
 __all__ = [
+    "APFL",
+    "IFCA",
     "METHODS",
+    "MOON",
+    "ClusteredFL",
     "Ditto",
+    "FedALA",
     "FedAMP",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
     "FedBN",
+    "FedEM",
     "FedMAP",
     "FedPer",
     "FedProto",
     "FedProx",
+    "FedProxFT",
+    "FedROD",
     "FedRep",
     "FedeRiCo",
     "HeurFedAMP",
+    "LGFedAvg",
     "Local",
     "PFedBreD",
     "PFedMe",

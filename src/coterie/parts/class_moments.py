@@ -78,6 +78,13 @@ def centroid_head(task: Task, centroid: Tensor, known: Tensor, strength: float) 
     return {by_rank[2]: 2 * scale * centroid * (known[:, None] > 0), by_rank[1]: bias}
 
 
+def class_sizes(task: Task, batches: Batches) -> Tensor:
+    """Return [classes], how many of the examples in `batches` belong to each class; what they weigh does not matter."""
+    classes, _ = dimensions(task)
+    own = batches.y[batches.index][..., None] == torch.arange(classes, device=batches.y.device)
+    return (own & (batches.mask[..., None] > 0)).flatten(0, -2).sum(0).to(batches.mask)
+
+
 def class_means(task: Task, params: Params, batches: Batches) -> tuple[Tensor, Tensor]:
     """Return one client's number of examples [classes] and mean feature [classes, dim] of every class.
 

@@ -1,0 +1,75 @@
+"""MOON (Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021).
+
+FedAvg with a loss that draws the features z of the model in training to those of the received model, and away from
+those of the client's own last model:
+
+    l_con = -log  e^(s(z, z_glob) / tau) / (e^(s(z, z_glob) / tau) + e^(s(z, z_prev) / tau))     (`_contrast`; eq. 3)
+    w_i  <- SGD on f_i + mu mean l_con, from w                                                   (`local_update`; eq. 4)
+    w    <- sum_i (n_i / n) w_i                                                                  (`aggregate`)
+
+s is the cosine of two feature vectors. z_glob and z_prev are features of the received model and of the client's w_i at
+the end of its last round, both fixed, in evaluation mode. In its first round a client has no last model: it uses the
+received one, and the two terms cancel. mu = 0 is FedAvg (tested). All clients deploy w.
+
+Deviation: the paper puts a projection head of two layers before the features that are compared. Here, as in the
+comparisons of later papers, they are what enters the model's own head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
+from coterie.core.method import CountedParams, Info, Method
+from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
+from coterie.parts import averaging
+
+
+class Client(NamedTuple):
+    last: Params  # w_i at the end of the client's last round
+    rounds: Tensor  # []; rounds taken part in
+
+
+@dataclass(frozen=True)
+class MOON(Method[Params, Client, Params, CountedParams]):
+    optimizer: Optimizer = SGD()
+    mu: Annotated[float, Field(ge=0, description="strength of the contrast")] = 1.0
+    temperature: Annotated[float, Field(gt=0, description="tau, of the contrast")] = 0.5
+
+    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
+
+    def init_client(self, params: Params) -> Client:
+        return Client(params, torch.zeros((), dtype=torch.int64))
+
+    def local_update(
+        self, task: Task, client: Client, down: Params, batches: Batches
+    ) -> tuple[Client, CountedParams, Info]:
+        last = tree.where(client.rounds > 0, client.last, down)
+
+        def contrast(features: Tensor, batch: Batch, anchor: Any) -> Tensor:
+            received, last = anchor
+            return self.mu * self._contrast(
+                features, task.features(received, batch.x), task.features(last, batch.x), batch.mask
+            )
+
+        w, loss = train(task, self.optimizer, down, batches, anchor=(down, last), feature_penalty=contrast)
+        return Client(w, client.rounds + 1), CountedParams(w, batches.count), {"loss": loss}
+
+    def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
+        return down
+
+    def _contrast(self, z: Tensor, received: Tensor, last: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean of l_con over the examples, each counting its mask; features are [batch, dim]."""
+        away = F.cosine_similarity(z, last, dim=1) - F.cosine_similarity(z, received, dim=1)
+        each = F.softplus(away / self.temperature)  # -log 1 / (1 + e^(away / tau))
+        return (each * mask).sum() / mask.sum().clamp_min(MIN_TOTAL_WEIGHT)

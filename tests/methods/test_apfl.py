@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from coterie.core.optimizers import SGD
+from coterie.methods import APFL, FedAvg, Local
+
+from .quadratic import LOOP, STACKED, hessians, linear_terms, simulation, task
+
+
+@pytest.mark.parametrize(("alpha", "other"), [(0.0, FedAvg), (1.0, Local)])
+def test_the_ends_are_fedavg_and_local_training(alpha, other):
+    ours, theirs = simulation(APFL(SGD(0.1), alpha, adaptive=False), 3), simulation(other(SGD(0.1)), 3)
+    for number in (1, 2, 3):
+        ours.train(number, STACKED)
+        theirs.train(number, STACKED)
+    torch.testing.assert_close(ours.views(3, LOOP)["weight"], theirs.views(3, LOOP)["weight"], rtol=1e-12, atol=1e-12)
+
+
+def test_one_step_by_hand():
+    """One step from v = w = x0, then one from v != w: gradients of a quadratic are H w - b."""
+    lr, alpha = 0.1, torch.tensor(0.3, dtype=torch.float64)
+    sim = simulation(APFL(SGD(lr), float(alpha)), steps=1)
+    x0 = task().init()["weight"].flatten()
+    sim.train(1, LOOP)
+    own, mean = [], 0
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        own.append(x0 - lr * alpha * (h @ x0 - b))  # alpha has no gradient while v = w
+        torch.testing.assert_close(sim.state.clients.v["weight"][k].flatten(), own[k])
+        assert float(sim.state.clients.alpha[k]) == pytest.approx(float(alpha))
+        mean = mean + (15, 20, 30)[k] / 65 * (x0 - lr * (h @ x0 - b))
+    torch.testing.assert_close(sim.state.server["weight"].flatten(), mean)
+    sim.train(2, LOOP)
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        slope = h @ (alpha * own[k] + (1 - alpha) * mean) - b
+        expected = float(alpha - lr * (own[k] - mean) @ slope)
+        assert float(sim.state.clients.alpha[k]) == pytest.approx(expected, abs=1e-6)
+        torch.testing.assert_close(sim.state.clients.v["weight"][k].flatten(), own[k] - lr * alpha * slope)
+
+
+def test_alpha_stays_between_0_and_1():
+    sim = simulation(APFL(SGD(0.2), 0.9), steps=50)
+    for number in range(1, 6):
+        sim.train(number, STACKED)
+    assert ((sim.state.clients.alpha >= 0) & (sim.state.clients.alpha <= 1)).all()

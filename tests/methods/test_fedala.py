@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from coterie import testing
+from coterie.core.optimizers import SGD
+from coterie.methods import FedALA, FedAvg
+from coterie.methods.fedala import _last_layers, _share
+
+from .quadratic import LOOP, SIZES, hessians, linear_terms, simulation, task
+
+
+def test_without_mixed_layers_w_is_fedavgs():
+    ours, theirs = testing.simulate(FedALA(SGD(0.1), layers=0)), testing.simulate(FedAvg(SGD(0.1)))
+    for name, value in theirs.state.server.items():
+        torch.testing.assert_close(ours.state.server[name], value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_weights_by_hand(passes):
+    """One minibatch an epoch: grad f(theta_hat) = H theta_hat - b, and W goes down along grad * (w - theta)."""
+    lr, eta = 0.1, 0.7
+    sim = simulation(FedALA(SGD(lr), eta=eta, sample=1.0, first_passes=passes), steps=1)
+    sim.train(1, LOOP)
+    own, w = sim.state.clients.theta["weight"].squeeze(1), sim.state.server["weight"].flatten()
+    x0 = task().init()["weight"].flatten()
+    assert (sim.state.clients.weight["weight"] == 1).all()  # in its first round a client takes w as it is
+    torch.testing.assert_close(own[0], x0 - lr * (hessians()[0] @ x0 - linear_terms()[0]))
+    sim.train(2, LOOP)
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        weight = torch.ones(4, dtype=torch.float64)
+        for _ in range(passes):
+            mixed = own[k] + (w - own[k]) * weight
+            weight = (weight - eta * (h @ mixed - b) * (w - own[k])).clamp(0, 1)
+        mixed = own[k] + (w - own[k]) * weight
+        torch.testing.assert_close(sim.state.clients.weight["weight"][k].flatten(), weight)
+        torch.testing.assert_close(sim.state.clients.theta["weight"][k].flatten(), mixed - lr * (h @ mixed - b))
+    assert ((sim.state.clients.weight["weight"] > 0) & (sim.state.clients.weight["weight"] < 1)).any()
+
+
+def test_from_the_third_round_on_weights_take_one_pass():
+    sims = [simulation(FedALA(SGD(0.1), eta=0.1, sample=1.0, first_passes=passes), steps=1) for passes in (1, 4)]
+    for sim in sims:
+        for number in (1, 2):
+            sim.train(number, LOOP)
+    sims[1].state = sims[0].state
+    for sim in sims:
+        sim.train(3, LOOP)
+    assert torch.equal(*(sim.state.clients.weight["weight"] for sim in sims))
+
+
+def test_which_layers_are_mixed():
+    named, params = testing.task(), testing.task().init()
+    assert _last_layers(named, params, 0) == []
+    assert set(_last_layers(named, params, 1)) == {"4.weight", "4.bias"}
+    assert set(_last_layers(named, params, 2)) == {"0.weight", "4.weight", "4.bias"}
+    assert set(_last_layers(named, params, 9)) == {"0.weight", "4.weight", "4.bias"}
+
+
+def test_a_share_of_the_minibatches():
+    batches = testing.batches(0).epoch(0)
+    real = int(batches.mask.flatten(0, 1).any(-1).sum())
+    for share, kept in ((1.0, real), (0.5, -(-real // 2)), (0.01, 1)):
+        some = _share(batches, share)
+        assert int(some.mask.flatten(0, 1).any(-1).sum()) == kept
+    assert len(SIZES) == 3

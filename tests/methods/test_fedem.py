@@ -1,0 +1,56 @@
+import torch
+from torch import nn
+
+from coterie import testing
+from coterie.core import tree
+from coterie.core.optimizers import SGD
+from coterie.core.task import Task
+from coterie.methods import FedAvg, FedEM
+from coterie.parts.mixtures import Mixture
+
+from .planted import KINDS, simulation
+from .quadratic import LOOP, STACKED
+
+
+def test_one_component_is_fedavg():
+    ours, theirs = testing.simulate(FedEM(SGD(0.1), components=1)), testing.simulate(FedAvg(SGD(0.1)))
+    for name, value in theirs.state.server.items():
+        torch.testing.assert_close(ours.state.server[name][0].to(value.dtype), value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_step_by_hand():
+    """One minibatch of a linear model: responsibilities, proportions and weighted gradients, written out."""
+    task, batches, lr = Task(nn.Linear(6, 3), num_classes=3), testing.batches(1), 0.2
+    some = batches.epoch(0).first_steps(1)
+    rows = some.index.flatten()[some.mask.flatten() > 0]
+    x, y = batches.x[rows], batches.y[rows]
+    draw = torch.Generator().manual_seed(0)
+    theta = {"weight": torch.randn(2, 3, 6, generator=draw), "bias": torch.randn(2, 3, generator=draw)}
+    pi = torch.tensor([0.3, 0.7])
+    new_pi, up, _ = FedEM(SGD(lr), components=2).local_update(task, pi, theta, some)
+    logits = torch.einsum("mcf,nf->mnc", theta["weight"], x) + theta["bias"][:, None]
+    probabilities = logits.softmax(2)
+    likelihood = pi[:, None] * probabilities[:, torch.arange(len(y)), y]
+    q = likelihood / likelihood.sum(0)  # [2, n]
+    torch.testing.assert_close(new_pi, q.mean(1))
+    residual = q[..., None] * (probabilities - nn.functional.one_hot(y, 3)) / len(y)  # of mean q l, by the logits
+    torch.testing.assert_close(up.params["weight"], theta["weight"] - lr * torch.einsum("mnc,nf->mcf", residual, x))
+    torch.testing.assert_close(up.params["bias"], theta["bias"] - lr * residual.sum(1))
+
+
+def test_it_predicts_the_mixture_of_probabilities():
+    task = Task(nn.Linear(6, 3), num_classes=3)
+    models = tree.stack([task.init(), tree.scale(task.init(), -1.0)])
+    x, pi = testing.federation().x[:5], torch.tensor([0.25, 0.75])
+    expected = sum(p * task.logits(tree.rows(models, m), x).softmax(1) for m, p in enumerate(pi))
+    torch.testing.assert_close(FedEM(components=2).predict(task, Mixture(models, pi), x).exp(), expected)
+
+
+def test_planted_distributions_are_told_apart():
+    sim = simulation(FedEM(SGD(0.5), components=2))
+    for number in range(1, 16):
+        sim.train(number, STACKED)
+    pi = sim.state.clients  # [clients, 2]
+    first, second = (pi[list(kind)].mean(0) for kind in KINDS)
+    assert abs(float(first[0] - second[0])) > 0.5
+    assert float(sim.evaluate(15, LOOP)["test"]["accuracy"].mean()) > 0.8

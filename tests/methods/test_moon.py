@@ -1,0 +1,47 @@
+import math
+
+import pytest
+import torch
+
+from coterie import testing
+from coterie.core import tree
+from coterie.core.optimizers import SGD
+from coterie.methods import MOON, FedAvg
+
+from .quadratic import LOOP
+
+
+def test_without_contrast_it_is_fedavg():
+    ours, theirs = testing.simulate(MOON(SGD(0.1), mu=0.0)), testing.simulate(FedAvg(SGD(0.1)))
+    for name, value in theirs.state.server.items():
+        torch.testing.assert_close(ours.state.server[name], value, rtol=0, atol=1e-7)
+
+
+def test_the_contrast_by_hand():
+    """cos = 1 and 0 for the first example, 0.6 and 0.8 for the second, tau = 0.5; the third is padding."""
+    z = torch.tensor([[2.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+    received = torch.tensor([[5.0, 0.0], [3.0, 4.0], [1.0, 0.0]])
+    last = torch.tensor([[0.0, 1.0], [4.0, 3.0], [0.0, 1.0]])
+    first = -math.log(math.exp(1 / 0.5) / (math.exp(1 / 0.5) + math.exp(0.0)))
+    second = -math.log(math.exp(0.6 / 0.5) / (math.exp(0.6 / 0.5) + math.exp(0.8 / 0.5)))
+    found = MOON(temperature=0.5)._contrast(z, received, last, torch.tensor([1.0, 3.0, 0.0]))
+    assert float(found) == pytest.approx((first + 3 * second) / 4, rel=1e-6)
+
+
+def test_the_first_round_has_no_contrast_and_the_second_has():
+    """In its first round a client's last model is the received one: the gradient of log 2 is 0."""
+    task, first = testing.task(norm=False), testing.simulate(MOON(SGD(0.1), mu=5.0), rounds=1, norm=False)
+    plain = testing.simulate(FedAvg(SGD(0.1)), rounds=1, norm=False)
+    for name, value in plain.state.server.items():
+        torch.testing.assert_close(first.state.server[name], value, rtol=0, atol=1e-6)
+    other = tree.map(lambda leaf: leaf + 0.3, task.init())
+    client = MOON().init_client(other)
+    begin = (task, client._replace(rounds=torch.tensor(1)), task.init(), testing.batches(0))
+    with_, without = (MOON(SGD(0.1), mu=mu).local_update(*begin)[0].last for mu in (5.0, 0.0))
+    assert float(tree.sqdist(with_, without)) > 1e-6
+
+
+def test_all_deploy_the_global_model():
+    sim = testing.simulate(MOON(SGD(0.1)))
+    for name, value in sim.views(2, LOOP).items():
+        assert all(torch.equal(row, sim.state.server[name]) for row in value)
