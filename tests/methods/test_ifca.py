@@ -9,6 +9,7 @@ from coterie.core.task import Task
 from coterie.methods import IFCA, FedAvg
 from coterie.methods.ifca import Up
 
+from .planted import KINDS, simulation
 from .quadratic import LOOP
 
 
@@ -66,8 +67,6 @@ def test_a_cluster_that_does_not_exist_is_refused():
 
 def test_planted_clusters_are_found():
     """Two kinds of clients whose labels are each other's opposite."""
-    from .planted import KINDS, simulation
-
     sim = simulation(IFCA(SGD(0.5), clusters=2))
     for number in range(1, 9):
         sim.train(number, LOOP)

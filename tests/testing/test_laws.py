@@ -23,6 +23,7 @@ LARGE = ("pfedbred", "pfedme")
 # Methods with the same training step share what was compiled, if they are tested in the same process.
 SHARED = {
     **dict.fromkeys(("local", "fedavg", "fedavg-ft", "fedbn", "fedper", "pfedvmp"), "fedavg"),
+    **dict.fromkeys(("lg-fedavg", "ifca", "clustered-fl", "fedbabu", "fedprox-ft"), "fedavg"),
     **dict.fromkeys(("fedamp", "heurfedamp"), "fedamp"),
     **dict.fromkeys(("fedprox", "ditto"), "fedprox"),
 }

@@ -17,6 +17,8 @@ from coterie.methods.fedbn import FedBN
 from coterie.methods.fedem import FedEM
 from coterie.methods.federico import FedeRiCo
 from coterie.methods.fedmap import FedMAP
+from coterie.methods.fedpa_ft import FedPAFT
+from coterie.methods.fedpac import FedPAC
 from coterie.methods.fedper import FedPer
 from coterie.methods.fedproto import FedProto
 from coterie.methods.fedprox import FedProx
@@ -29,6 +31,7 @@ from coterie.methods.lg_fedavg import LGFedAvg
 from coterie.methods.local import Local
 from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
+from coterie.methods.pfedbayes import PFedBayes
 from coterie.methods.pfedbred import PFedBreD
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.pfedvmp import PFedVMP
@@ -53,6 +56,9 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "ditto": Ditto,
     "per-fedavg": PerFedAvg,
     "scaffold": Scaffold,
+    "pfedbayes": PFedBayes,
+    "fedpa-ft": FedPAFT,
+    "fedpac": FedPAC,
     "fedala": FedALA,
     "clustered-fl": ClusteredFL,
     "fedem": FedEM,
@@ -80,6 +86,8 @@ __all__ = [
     "FedBN",
     "FedEM",
     "FedMAP",
+    "FedPAC",
+    "FedPAFT",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -90,6 +98,7 @@ __all__ = [
     "HeurFedAMP",
     "LGFedAvg",
     "Local",
+    "PFedBayes",
     "PFedBreD",
     "PFedMe",
     "PFedVMP",

@@ -11,11 +11,12 @@ it moved, but that distance in the metric of its own posterior, estimated from s
     theta_i <- SGD on f_i, over `finetune_epochs` epochs, from w                   (`personalize`; "FT")
 
 S_l is the samples' covariance. The paper finds Delta_i by a recursion over samples, and here the same number comes from
-one system of l equations (Woodbury; tested against the dense inverse). In the first `burn_in` rounds, and with `samples`
-= 0, Delta_i is the way that SGD went, which is FedAvg (tested).
+one system of l equations (Woodbury; tested against the dense inverse). In the first `burn_in` rounds, and with
+`samples` = 0, Delta_i is the way that SGD went, which is FedAvg (tested).
 
-Details: the client's steps of a round are cut into l parts of equal length, and the iterates of a part are averaged into
-one sample; a client of fewer steps has fewer samples. Buffers are averaged. The fine-tuned model is never sent or kept.
+Details: the client's steps of a round are cut into l parts of equal length, and the iterates of a part are averaged
+into one sample; a client of fewer steps has fewer samples. Buffers are averaged. The fine-tuned model is never sent or
+kept.
 """
 
 from __future__ import annotations

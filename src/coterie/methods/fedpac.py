@@ -60,8 +60,7 @@ class Down(NamedTuple):
 
 
 class Up(NamedTuple):
-    body: Params
-    head: Params
+    theta: Params  # (phi_i, g_i)
     size: Tensor  # []; n_i
     class_size: Tensor  # [classes]; n_ik
     centroid: Tensor  # [classes, dim]; c_ik
@@ -92,9 +91,7 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
         body, centroid, known = tree.broadcast((server.body, server.centroid, server.known), len(ids))
         return Down(body, heads, centroid, known)
 
-    def local_update(
-        self, task: Task, client: tuple[()], down: Down, batches: Batches
-    ) -> tuple[tuple[()], Up, Info]:
+    def local_update(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> tuple[tuple[()], Up, Info]:
         start = {**down.body, **down.head}
         h, v = _statistics(task, start, batches.epoch(0))
         theta, _ = train(task, self.optimizer, start, batches, only=task.head_names)
@@ -108,19 +105,20 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
             feature_penalty=class_moments.centroid_distance,
         )
         class_size, centroid = class_moments.class_means(task, theta, batches.epoch(0))
-        body, head = ({name: theta[name] for name in part} for part in (down.body, down.head))
-        return (), Up(body, head, batches.count, class_size, centroid, h, v), {"loss": loss}
+        return (), Up(theta, batches.count, class_size, centroid, h, v), {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         found = ups.class_size.sum(0) > 0
         mean = class_moments.weighted_means(ups.class_size, ups.centroid)
         centroid = torch.where(found[:, None], mean, server.centroid)
         weights = _weights(ups.h, ups.v)  # [clients, clients]
-        heads = client_rows.put(server.heads, ids, tree.map(lambda leaf: _combined(weights, leaf), ups.head))
+        combined = {name: _combined(weights, value) for name, value in ups.theta.items() if name not in server.body}
+        heads = client_rows.put(server.heads, ids, combined)
         rows = server.alpha.new_zeros(len(ids), len(server.alpha)).index_copy(1, ids, weights.to(server.alpha))
         alpha = server.alpha.index_copy(0, ids, rows)
         known = torch.maximum(server.known, found.to(server.known))
-        return Server(tree.mean(ups.body, ups.size), heads, centroid, known, alpha)
+        body = tree.mean({name: ups.theta[name] for name in server.body}, ups.size)
+        return Server(body, heads, centroid, known, alpha)
 
     def personalize(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> Params:
         return {**down.body, **down.head}
@@ -129,7 +127,8 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
         newcomer = newcomer._replace(only=task.head_names & task.trainable or None)
         if ups is None:
             return newcomer
-        heads = client_rows.put(newcomer.server.heads, ids, ups.head)
+        head = {name: value for name, value in ups.theta.items() if name not in newcomer.server.body}
+        heads = client_rows.put(newcomer.server.heads, ids, head)
         return newcomer._replace(server=newcomer.server._replace(heads=heads))
 
     def server_info(self, server: Server) -> Info:

@@ -14,9 +14,10 @@ mean of that many models' probabilities, drawn once for all examples (P); mu is 
 Without noise and with variances that stay (`noise` = false, `learn_variance` = false), KL is ||mu_i - mu||^2 / (2
 sigma^2), so that q_i takes proximal steps (tested).
 
-Details: f_i is a mean over examples, so that KL is divided by n_i. Buffers follow q_i's forward passes and are averaged.
-A client's q_i starts at the w that it receives when it first takes part. Only mu_i counts where models are compared.
-Clients are averaged by n_i; the paper, uniformly.
+Details: f_i is a mean over examples, so that KL is divided by n_i. The pull to the prior is zeta / (n_i sigma^2): with
+the defaults, 1 for a client of 100 examples. (The paper's zeta = 10 is for thousands.) Buffers follow q_i's forward
+passes and are averaged. A client's q_i starts at the w that it receives when it first takes part. Clients are averaged
+by n_i; the paper, uniformly.
 """
 
 from __future__ import annotations
@@ -43,39 +44,136 @@ from coterie.core.tree import Params
 from coterie.parts.mixtures import Mixture, predict_mixture
 
 KEY_STEP = 0x51F15EED  # between the keys of two tensors' noise
+DRAW_STEP = 0x5851F42D4C957F2D  # between the keys of two draws for predictions
 
 
 class Gaussian(NamedTuple):
-    mu: Params  # trained parameters
-    rho: Params  # sigma = log(1 + e^rho)
-
-
-class Server(NamedTuple):
-    """The server's state, which is also what every client is sent."""
-
-    w: Gaussian
-    buffers: Params
+    mu: Params  # a model, buffers included
+    rho: Params  # sigma = log(1 + e^rho); that of a buffer is unused
 
 
 class Up(NamedTuple):
-    w: Gaussian
-    buffers: Params
+    mu: Params
+    rho: Params  # of trained parameters only
     count: Tensor  # type: ignore[assignment]  # []; n_i
 
 
 class Client(NamedTuple):
     q: Gaussian
-    buffers: Params
     rounds: Tensor  # []; rounds taken part in
 
 
 @dataclass(frozen=True)
-class PFedBayes(Method[Server, Client, Server, Up]):
+class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     optimizer: Optimizer = SGD()
-    zeta: Annotated[float, Field(ge=0, description="zeta, weight of the divergence from the prior")] = 10.0
-    sigma: Annotated[float, Field(gt=0, description="standard deviation of every weight at first")] = 0.05
+    zeta: Annotated[float, Field(ge=0, description="zeta, weight of the divergence from the prior")] = 1.0
+    sigma: Annotated[float, Field(gt=0, description="standard deviation of every weight at first")] = 0.1
     prior_lr: Annotated[float, Field(ge=0, description="step size of the localised global model")] = 0.001
     beta: Annotated[float, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")] = 1.0
     noise: Annotated[bool, Field(description="draw weights in training; otherwise use their means")] = True
     learn_variance: Annotated[bool, Field(description="learn the variances as well as the means")] = True
     draws: Annotated[int, Field(ge=0, description="models drawn for a prediction; 0 predicts with the means")] = 0
+
+    law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"prior_lr": 0.1},)
+
+    def init_server(self, params: Params, population: Population) -> Gaussian:
+        return self._around(params)
+
+    def init_client(self, params: Params) -> Client:
+        return Client(self._around(params), torch.zeros((), dtype=torch.int64))
+
+    def dispatch(self, server: Gaussian, ids: Tensor, rng: torch.Generator) -> Gaussian:
+        return tree.broadcast(server, len(ids))
+
+    def local_update(self, task: Task, client: Client, down: Gaussian, batches: Batches) -> tuple[Client, Up, Info]:
+        q = tree.where(client.rounds > 0, client.q, down)
+        zero = batches.mask.new_zeros(())
+        prior = _trained(task, down)
+        start = (q, self.optimizer.init(self._free(_trained(task, q))), prior, zero, zero)
+        q, _, prior, total, seen = scan(partial(self._iteration, task), start, batches.count, batches)
+        up = Up({**task.split(q.mu)[1], **prior.mu}, prior.rho, batches.count)
+        return Client(q, client.rounds + 1), up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
+
+    def aggregate(self, server: Gaussian, ids: Tensor, ups: Up) -> Gaussian:
+        mean = Gaussian(*tree.mean((ups.mu, ups.rho), ups.count))
+        old = Gaussian(server.mu, {name: server.rho[name] for name in mean.rho})
+        mu = {
+            name: tree.mix(old.mu[name], value, self.beta) if name in mean.rho else value
+            for name, value in mean.mu.items()
+        }
+        return Gaussian(mu, {**server.rho, **tree.mix(old.rho, mean.rho, self.beta)})
+
+    def personalize(self, task: Task, client: Client, down: Gaussian, batches: Batches) -> Params | Mixture:
+        q = tree.where(client.rounds > 0, client.q, down)
+        if not self.draws:
+            return q.mu
+        keys = torch.arange(1, self.draws + 1) * DRAW_STEP
+
+        def drawn(key: Tensor) -> Params:
+            return {**q.mu, **_draw(_trained(task, q), key)}
+
+        return Mixture(vmap(drawn)(keys), torch.full((self.draws,), 1 / self.draws))
+
+    def predict(self, task: Task, view: Params | Mixture, x: Tensor) -> Tensor:
+        return predict_mixture(task, view, x) if isinstance(view, Mixture) else task.logits(view, x)
+
+    def global_model(self, server: Gaussian) -> Params:
+        return server.mu
+
+    def _around(self, params: Params) -> Gaussian:
+        """Return a Gaussian with mean `params` and standard deviations `sigma`."""
+        rho = math.log(math.expm1(self.sigma))
+        return Gaussian(params, tree.map(lambda leaf: torch.full_like(leaf, rho, dtype=torch.float32), params))
+
+    def _free(self, q: Gaussian) -> Params:
+        """Return what the optimiser trains, under names of its own."""
+        return tree.pack(q) if self.learn_variance else tree.pack(Gaussian(q.mu, {}))
+
+    def _iteration(self, task: Task, carry: Any, count: Tensor, batch: Batch) -> Any:
+        """Do one minibatch: a step of a scan."""
+        q, state, prior, total, seen = carry
+        own = _trained(task, q)
+        rest = task.split(q.mu)[1]
+
+        def objective(free: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
+            new = tree.rebuild({**tree.pack(own), **free}, own)
+            theta = _draw(new, batch.key) if self.noise else new.mu
+            loss, left = task.loss({**rest, **theta}, batch)
+            return loss + self.zeta / count * divergence(new, prior), (loss, left)
+
+        grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(self._free(own))
+        free, state = self.optimizer.update(grads, state, self._free(own))
+        own = tree.rebuild({**tree.pack(own), **free}, own)
+        slope = grad(lambda flat: divergence(own, tree.rebuild(flat, own)) / count)(tree.pack(prior))
+        moved = {
+            path: value - self.prior_lr * slope[path] * (self.learn_variance or path.startswith("mu/"))
+            for path, value in tree.pack(prior).items()
+        }
+        q = Gaussian({**q.mu, **left, **own.mu}, {**q.rho, **own.rho})
+        seen_now = batch.mask.sum()
+        return q, state, tree.rebuild(moved, prior), total + loss * seen_now, seen + seen_now
+
+
+def divergence(q: Gaussian, w: Gaussian) -> Tensor:
+    """Return KL(q || w), a scalar: sum log(s_w / s_q) + (s_q^2 + (mu_q - mu_w)^2) / (2 s_w^2) - 1/2."""
+    terms = []
+    for name, mu in q.mu.items():
+        s_q, s_w = F.softplus(q.rho[name]), F.softplus(w.rho[name])
+        terms.append(((s_w / s_q).log() + (s_q**2 + (mu - w.mu[name]) ** 2) / (2 * s_w**2) - 0.5).sum())
+    return torch.stack(terms).sum()
+
+
+def _trained(task: Task, q: Gaussian) -> Gaussian:
+    """Return the Gaussian of the trained parameters alone."""
+    mu = task.split(q.mu)[0]
+    return Gaussian(mu, {name: q.rho[name] for name in mu})
+
+
+def _draw(q: Gaussian, key: Tensor) -> Params:
+    """Return mu + sigma * noise; the noise is a hash of `key`, the tensor and the position (Box and Muller)."""
+    drawn = {}
+    for place, (name, mu) in enumerate(q.mu.items()):
+        radius, angle = (uniform(key + (2 * place + half + 1) * KEY_STEP, tuple(mu.shape)) for half in (0, 1))
+        noise = (-2 * torch.log1p(-radius)).sqrt() * (2 * math.pi * angle).cos()
+        drawn[name] = mu + F.softplus(q.rho[name]) * noise.to(mu)
+    return drawn

@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from coterie import testing
+from coterie.core import tree
+from coterie.core.optimizers import SGD
+from coterie.methods import PFedBayes
+from coterie.methods.pfedbayes import Gaussian, _draw, divergence
+
+from .quadratic import LOOP, SHARE, SIZES, hessians, linear_terms, simulation, task
+
+
+def gaussian(seed: int) -> Gaussian:
+    draw = torch.Generator().manual_seed(seed)
+    return Gaussian(*({"a": torch.randn(3, 2, generator=draw), "b": torch.randn(4, generator=draw)} for _ in range(2)))
+
+
+def test_divergence_against_torch():
+    q, w = gaussian(0), gaussian(1)
+    expected = sum(
+        kl_divergence(*(Normal(g.mu[name], torch.log1p(g.rho[name].exp())) for g in (q, w))).sum() for name in q.mu
+    )
+    torch.testing.assert_close(divergence(q, w), expected)
+    assert float(divergence(q, q)) == pytest.approx(0, abs=1e-6)
+
+
+def test_draws_have_the_mean_and_the_spread():
+    rho = math.log(math.expm1(0.5))
+    q = Gaussian({"a": torch.full((100_000,), 2.0)}, {"a": torch.full((100_000,), rho)})
+    drawn, other = (_draw(q, torch.tensor(key))["a"] for key in (3, 4))
+    assert float(drawn.mean()) == pytest.approx(2.0, abs=0.01)  # six standard errors
+    assert float(drawn.std()) == pytest.approx(0.5, abs=0.01)
+    assert abs(float(torch.corrcoef(torch.stack([drawn, other]))[0, 1])) < 0.02
+    assert torch.equal(drawn, _draw(q, torch.tensor(3))["a"])
+
+
+def test_without_noise_and_with_fixed_variances_it_is_proximal():
+    """One step of each of q and w_i: the pull on mu is zeta / (n sigma^2), and w_i goes towards the new mu."""
+    lr, zeta, sigma, prior_lr = 0.1, 2.0, 0.3, 0.05
+    method = PFedBayes(SGD(lr), zeta=zeta, sigma=sigma, prior_lr=prior_lr, noise=False, learn_variance=False)
+    sim = simulation(method, steps=2)
+    x0 = task().init()["weight"].flatten()
+    sim.train(1, LOOP)
+    expected = 0
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        mu = prior = x0
+        for _ in range(2):
+            mu = mu - lr * (h @ mu - b + zeta / (SIZES[k] * sigma**2) * (mu - prior))
+            prior = prior - prior_lr * (prior - mu) / (SIZES[k] * sigma**2)
+        torch.testing.assert_close(sim.state.clients.q.mu["weight"][k].flatten(), mu, rtol=1e-5, atol=1e-6)
+        expected = expected + SHARE[k] * prior
+    torch.testing.assert_close(sim.state.server.mu["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(sim.views(1, LOOP)["weight"], sim.state.clients.q.mu["weight"])
+
+
+def test_relaxation_of_the_server():
+    whole, half = (testing.simulate(PFedBayes(SGD(0.05), beta=beta), rounds=1) for beta in (1.0, 0.5))
+    first = testing.task().init()
+    for name in sorted(testing.task().trainable):
+        middle = (whole.state.server.mu[name] + first[name]) / 2
+        torch.testing.assert_close(half.state.server.mu[name], middle, rtol=1e-5, atol=1e-6)
+        spread = (whole.state.server.rho[name] + math.log(math.expm1(0.1))) / 2
+        torch.testing.assert_close(half.state.server.rho[name], spread, rtol=1e-5, atol=1e-6)
+
+
+def test_predicting_with_draws_is_the_mean_of_their_probabilities():
+    method, x = PFedBayes(SGD(0.05), draws=3), testing.federation().x[:4]
+    sim = testing.simulate(method, rounds=1)
+    view = tree.rows(sim.views(1, LOOP), 0)
+    models = [tree.rows(view.models, k) for k in range(3)]
+    expected = sum(testing.task().logits(model, x).softmax(1) for model in models) / 3
+    torch.testing.assert_close(method.predict(testing.task(), view, x).exp(), expected)
+    assert not torch.equal(models[0]["0.weight"], models[1]["0.weight"])
