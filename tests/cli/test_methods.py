@@ -24,6 +24,6 @@ def test_a_method_shows_its_equations_and_flags():
 
 
 def test_an_unknown_method_is_suggested():
-    result = cli("methods", "fedmpa")
+    result = cli("methods", "fedmapp")
     assert result.exit_code == 2
-    assert "there is no method 'fedmpa' (did you mean 'fedmap'?)" in result.stderr
+    assert "there is no method 'fedmapp' (did you mean 'fedmap'?)" in result.stderr
