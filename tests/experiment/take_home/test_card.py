@@ -35,13 +35,16 @@ def test_counts_classes_and_metrics_are_the_clients_own(joined):
         assert card["versions"]["coterie"] == coterie.__version__
 
 
+WEIGHED = ("fedamp", "heurfedamp", "federico", "fedpac", "ifca", "clustered-fl")  # they tell who learned from whom
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_who_every_client_learned_from(joined, method):
     result = joined(method)
     for i, card in enumerate(cards(result)):
         learned = card["learned_from"]
         assert learned["words"]
-        if method in ("fedamp", "heurfedamp", "federico"):
+        if method in WEIGHED:
             record = result.rounds[result.selected - 1]["server"]["collaboration"][i]
             assert sum(learned["weights"].values()) == pytest.approx(1, abs=1e-5)
             assert learned["weights"].get(result.names[0], 0.0) == pytest.approx(record[0])
@@ -51,7 +54,7 @@ def test_who_every_client_learned_from(joined, method):
             assert "weights" not in learned
     text = (result.path / "clients" / result.names[0] / "card.md").read_text()
     assert learned["words"] in text
-    assert ("(itself)" in text) == (method in ("fedamp", "heurfedamp", "federico", "fedmap"))
+    assert ("(itself)" in text) == (method in (*WEIGHED, "fedmap"))
 
 
 def test_a_newcomers_card_says_so(joined):
