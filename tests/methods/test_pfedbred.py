@@ -144,7 +144,7 @@ def test_the_step_of_w_is_the_gradient_of_the_envelope_eqs_2_and_13(generator, p
 
 
 def test_automatic_steps_follow_the_optimiser():
-    """eta_alpha is SGD's lr; alpha_m moves w by one plain step: a g, to first order in g, for w = theta at the start."""
+    """eta_alpha is SGD's lr; alpha_m moves w by one plain step to first order."""
     automatic = PFedBreD(SGD(A), strategy="none", lam=LAM, prox_steps=K)
     assert (automatic._loss_step, PFedBreD(Adam(1e-4))._loss_step) == (A, 0.01)
     assert automatic._outer_step == envelope_step(SGD(A), LAM, K) == PFedBreD(SGD(A), lam=LAM, prox_steps=K)._outer_step

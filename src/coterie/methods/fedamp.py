@@ -34,8 +34,9 @@ Deviations:
 - Eq. 5 drops the 2 of the gradient in eq. 3. We keep eq. 5, so that U = W - (alpha_k / 2) grad A(W), and lambda / 2
   stands in eq. 1.
 - Alg. 1 draws an initial model for each client. Distances between such models say nothing, so all start from one model.
-- sigma is a number or (default) each round's median ||w_i - w_j||^2 over `contrast`. On digits, a contrast of 1 was
-  best for IID clients and 4 for clients in groups; the default is between. docs/defaults.md has what the defaults gain.
+- sigma is a number or (default) each round's median ||w_i - w_j||^2 over `contrast`. With
+  4, a client at that distance counts e^-4 of what one with an equal model does. On digits, smaller values were better
+  for IID clients and worse for those with few labels. docs/defaults.md has what the defaults gain.
 - The paper wants xi >= 0, which alpha_k <= sigma / (m - 1) ensures. A larger alpha_k is lowered to that, and lambda
   with it, so that the pull stays what it was; a warning says so once.
 - A client takes minibatch steps instead of going to the minimum of eq. 6, which does not depend on where they begin:
@@ -174,7 +175,7 @@ class FedAMP(Method[Server, Params, Any, Params]):
         return torch.tensor(self._lambda if isinstance(self.alpha, str) else self._lambda / self.alpha)
 
     def _xi(self, warned: Tensor, k: Tensor, distance: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return xi_ij [clients, others] of round k, and whether a warning was given; see `neighbours.WeightFormula`."""
+        """Return xi_ij [clients, others] of round k, and whether a warning was given: a `neighbours.WeightFormula`."""
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
         sigma = typical_value(pairs) / self.contrast if self.sigma == "auto" else self.sigma
         if self.alpha == "auto":

@@ -18,7 +18,9 @@ Deviations:
 - Alg. 1 draws an initial model for each client. The cosines of such models are all near 0, so all start from one model.
 - sigma is a number or (default) each round's `contrast` / median(1 - cos(w_i, w_j)). From one initial model, cosines
   differ by 1e-5 to 1e-2, so a sigma that tells clients apart depends on model and data.
-- The self-attention xi_ii is a number or (default) 1/m, so that equal models have equal weights.
+- The self-attention xi_ii is a number or (default) 1 - (1/m) sum_{j != i} exp(-sigma (1 - cos(w_i, w_j))), which is
+  FedAMP's with alpha_k = sigma / m for the distance 1 - cos. Equal models then have equal weights, and a client that
+  is like nobody keeps its own model. (1/m for all held such clients far behind those that trained alone.)
 - A client takes minibatch steps instead of going to the minimum of eq. 6, which does not depend on where they begin:
   `start` is `cloud` (default), at u_i, or `own`, at its own w_i; see FedAMP.
 - A client that takes no part in a round counts with its last upload, and one that never took part not at all.
@@ -71,7 +73,7 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     optimizer: Optimizer = SGD()
     sigma: Annotated[Literal["auto"] | Positive, Field(description="scale of the cosines in eq. 8")] = "auto"
     contrast: Annotated[float, Field(gt=0, description="sigma auto: this over the median of 1 - cos")] = 4.0
-    self_attention: Annotated[Literal["auto"] | Share, Field(description="xi_ii of eq. 8; auto: 1/m")] = "auto"
+    self_attention: Annotated[Literal["auto"] | Share, Field(description="xi_ii of eq. 8; auto: FedAMP's")] = "auto"
     pull: Annotated[Literal["auto", "theorem"] | Positive, Field(description="lambda / alpha_k of eq. 6")] = "auto"
     start: Annotated[Literal["cloud", "own"], Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
     total_rounds: Annotated[Literal["auto"] | Count, Field(description="K, for pull theorem; auto: rounds")] = "auto"
@@ -127,7 +129,11 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
         """Return xi_ij [clients, others]; see `neighbours.WeightFormula`."""
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
         sigma = self.contrast / typical_value((1 - pairs).clamp_min(0)) if self.sigma == "auto" else self.sigma
-        self_weight = 1 / (count + 1) if isinstance(self.self_attention, str) else self.self_attention
+        if isinstance(self.self_attention, str):
+            alike = torch.exp(-sigma * (1 - cosine).clamp_min(0))
+            self_weight = 1 - torch.where(attends, alike, 0.0).sum(1, keepdim=True) / (count + 1)
+        else:
+            self_weight = torch.tensor(self.self_attention)
         # A client that has nobody to attend to gets NaN from the softmax, which is not used.
         share = torch.softmax((sigma * cosine).masked_fill(~attends, -torch.inf), 1)
         return (torch.where(attends, (1 - self_weight) * share, 0.0),)

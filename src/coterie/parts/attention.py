@@ -151,8 +151,8 @@ def gentle_pull(optimizer: Optimizer, batches: Batches) -> Tensor:
     From u, n steps of size a down a gradient g that hardly changes end at distance (1 - (1 - a p)^n) / p |g| from u,
     instead of a n |g| without the pull: with a p n = s, this is s / 2 less. At the end the pull is s times as strong
     as the loss. So p = s / (a n), with s = `PULL_AT_END`: a round makes over 97 % of the progress that it would
-    make alone, be it long or short. p is at most `MAX_PULL`, which very short rounds reach, and those of optimisers that do
-    not move in proportion to the gradient.
+    make alone, be it long or short. p is at most `MAX_PULL`, which very short rounds reach, and those of optimisers
+    that do not move in proportion to the gradient.
 
     Args:
         optimizer: takes the steps; a is its `lr`. If it has none, p is `MAX_PULL`.
