@@ -203,8 +203,8 @@ def test_theorem_takes_the_rounds_of_the_run(method):
 
 
 def test_diminishing_step_sizes():
-    """alpha_k = lambda / k^decay in round k: its square has a finite sum, it does not; the pull is k^decay."""
-    method = FedAMP(SGD(0.1), alpha="diminishing", sigma=40.0, decay=0.75, lam=2.0)
+    """alpha_k = lambda / k^(1/2 + decay) in round k: its square has a finite sum, it does not."""
+    method = FedAMP(SGD(0.1), alpha="diminishing", sigma=40.0, decay=0.25, lam=2.0)
     sim = simulation(method, steps=120)
     u = sim.state.server.w["weight"].flatten(1)
     for k in (1, 2, 3):

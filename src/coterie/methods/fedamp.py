@@ -18,8 +18,8 @@ are concave and nondecreasing with A(0) = 0, and scaled so that A'(0) = 1/sigma 
 - a number;
 - `theorem` for lambda / sqrt(K) in all K rounds, as in the first halves of Theorems 1 and 2. The pull lambda / alpha_k
   of eq. 6 is then sqrt(K), whatever lambda is. K is the run's number of rounds, or `total_rounds`;
-- `diminishing` for lambda / k^`decay` in round k, with 1/2 < decay <= 1: sum alpha_k is infinite and sum alpha_k^2
-  finite, as in the second halves of Theorems 1 and 2. The pull is k^decay;
+- `diminishing` for lambda / k^(1/2 + `decay`) in round k, with 0 < decay <= 1/2: sum alpha_k is infinite and
+  sum alpha_k^2 finite, as in the second halves of Theorems 1 and 2. The pull is k^(1/2 + decay);
 - `auto` (default) for alpha_k = sigma / m. Equal models then have equal weights, as in FedAvg, and `lam` is lambda in
   units of alpha_k, which is the pull itself; lam `auto` (default) is one that hardly slows a round down
   (`attention.gentle_pull`). With another alpha, lam `auto` is 1.
@@ -111,7 +111,9 @@ class FedAMP(Method[Server, Params, Any, Params]):
     ] = "auto"
     start: Annotated[Literal["cloud", "own"], Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
     total_rounds: Annotated[Literal["auto"] | Count, Field(description="K, for alpha theorem; auto: rounds")] = "auto"
-    decay: Annotated[float, Field(gt=0.5, le=1, description="alpha diminishing: alpha_k is lambda / k^decay")] = 0.6
+    decay: Annotated[
+        float, Field(gt=0, le=0.5, description="alpha diminishing: alpha_k is lambda / k^(1/2 + decay)")
+    ] = 0.1
     shape: Annotated[float, Field(gt=2, description="a of scad and minimax-concave")] = 3.7
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
 
@@ -167,7 +169,7 @@ class FedAMP(Method[Server, Params, Any, Params]):
     def _pull(self, k: Tensor) -> Tensor:
         """Return lambda / alpha_k of eq. 6 for round k, a scalar."""
         if self.alpha == "diminishing":
-            return k.double() ** self.decay
+            return k.double() ** (0.5 + self.decay)
         if self.alpha == "theorem":
             if isinstance(self.total_rounds, str):
                 raise ConfigError(["alpha = theorem: set total_rounds, K, or let coterie.run set it to rounds"])
