@@ -161,15 +161,15 @@ def page(results: dict[str, dict[str, dict[str, Any]]], chosen: Sequence[Case], 
     told = [
         "# What the defaults are worth",
         "",
-        "Written by `benchmarks/defaults.py`: not by hand. Every method runs with its own defaults on the same splits and",
-        f"schedule, with {len(seeds)} seeds; nothing was tuned for any of them.",
+        "Written by `benchmarks/defaults.py`: not by hand. Every method runs with its own defaults on the same splits",
+        f"and schedule, with {len(seeds)} seeds; nothing was tuned for any of them.",
         "",
-        "A cell is the mean gain over training alone for as many steps, in points of the federation's test metric (± half",
-        "the range over seeds), and the share of clients that gain. The first line is what training alone scores. Read a",
-        "column to find which method suits a federation like yours, and a row to find where a method's defaults need",
-        "thought. Differences of the size of ± are chance. A method far below 0 is not wrong: on these few rounds, with",
-        "these defaults, a client does better alone. One model for everybody (`fedavg`, `fedprox`, `scaffold`) must lose",
-        "where clients have different labels.",
+        "A cell is the mean gain over training alone for as many steps, in points of the federation's test metric",
+        "(± half the range over seeds), and the share of clients that gain. The first line is what training alone",
+        "scores. Read a column to find which method suits a federation like yours, and a row to find where a method's",
+        "defaults need thought. Differences of the size of ± are chance. A method far below 0 is not wrong: in these",
+        "few rounds, with these defaults, a client does better alone. One model for everybody (`fedavg`, `fedprox`,",
+        "`scaffold`) must lose where clients have different labels.",
         "",
         "| federation | what it is | metric |",
         "|---|---|---|",
@@ -200,7 +200,7 @@ def _cell(found: dict[str, Any] | None, local: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asking = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    asking.add_argument("--quick", action="store_true", help="a smoke test: two rounds of two steps, one seed")
+    asking.add_argument("--quick", action="store_true", help="a smoke test: two rounds of two steps, one seed; no page")
     asking.add_argument("--only", help="only federations whose name contains this; no page is written", metavar="NAME")
     asking.add_argument("--methods", help="only these beside local, separated by commas; no page is written")
     asking.add_argument("--cache", type=Path, default=ROOT / "build" / "defaults", metavar="FOLDER")
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in chosen
     }
     text = page(results, chosen, seeds)
-    whole = not asked.only and not asked.methods and len(chosen) == len(wanted)
+    whole = not asked.quick and not asked.only and not asked.methods and len(chosen) == len(wanted)
     if whole:
         files.write_text(asked.out, text)
     print(f"written to {asked.out}" if whole else text)
