@@ -210,18 +210,19 @@ class Scaffold(Ordinary):
 
 
 class FedAMP(Ordinary):
-    """Negative-exponential attention, sigma the median squared distance over 2, alpha = sigma / m, lambda = alpha."""
+    """Negative-exponential attention, sigma the median squared distance over 4, alpha = sigma / m, a gentle pull."""
 
     def start(self, initial: Vector) -> None:
         self.cloud = [initial for _ in self.modules]
 
     def train(self) -> None:
         for i in range(len(self.modules)):
-            self.epoch(i, self.cloud[i], 1.0)
+            put(self.modules[i], self.cloud[i])
+            self.epoch(i, self.cloud[i], min(1.0, 0.05 / (self.lr * len(self.loaders[i]))))
         models = [vector(module) for module in self.modules]
         m = len(models)
         distance = torch.tensor([[float(squared(a, b)) for b in models] for a in models])
-        sigma = float(distance[~torch.eye(m, dtype=torch.bool)].median()) / 2
+        sigma = float(distance[~torch.eye(m, dtype=torch.bool)].median()) / 4
         for i in range(m):
             xi = torch.exp(-distance[i] / sigma) / m
             xi[i] = 0
@@ -254,9 +255,10 @@ class FedMAP(Ordinary):
 class PFedBreD(Ordinary):
     """Strategy mh as its authors wrote it: a MAML step over two minibatches, the memory, K proximal steps."""
 
-    LAM, ETA, ETA_ALPHA, K, OUTER = 15.0, 0.05, 0.01, 5, 0.01
+    LAM, ETA, K = 15.0, 0.05, 5
 
     def start(self, initial: Vector) -> None:
+        self.outer = min(self.lr / (1 - max(0.0, 1 - self.lr * self.LAM) ** self.K), 1 / self.LAM)
         self.model = initial
         self.theta = [initial for _ in self.modules]
         self.memory = [initial for _ in self.modules]
@@ -278,14 +280,14 @@ class PFedBreD(Ordinary):
                 (self.loss(module, second) + self.LAM / 2 * squared(list(module.parameters()), mu)).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             theta = vector(module)
-            w = [p - self.OUTER * self.LAM * (m - t) for p, m, t in zip(w, mu, theta, strict=True)]
+            w = [p - self.outer * self.LAM * (m - t) for p, m, t in zip(w, mu, theta, strict=True)]
         self.theta[i], self.memory[i] = theta, w
         return w
 
     def descend(self, module: nn.Module, start: Vector, at: Vector, batch: Batch) -> Vector:
         put(module, at)
         grads = torch.autograd.grad(self.loss(module, batch), list(module.parameters()))
-        return [p - self.ETA_ALPHA * g for p, g in zip(start, grads, strict=True)]
+        return [p - self.lr * g for p, g in zip(start, grads, strict=True)]
 
 
 def pairs(loader: DataLoader[Batch]) -> Iterator[tuple[Batch, Batch]]:

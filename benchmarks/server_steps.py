@@ -91,12 +91,14 @@ def attention(found: Found, clients: int, rate: float) -> None:
     begin = time.perf_counter()
     distance = squared_distances(w)
     heard = torch.ones(clients, dtype=torch.bool)
-    weights, _ = method._xi(torch.tensor(False), distance, attention_mask(heard), heard_pairs(distance, heard))
+    weights, _ = method._xi(
+        torch.tensor(False), torch.tensor(2), distance, attention_mask(heard), heard_pairs(distance, heard)
+    )
     xi = add_self_weights(weights)
     middle = time.perf_counter()
-    server = Server(w, heard, xi, torch.tensor(False))
+    server = Server(w, heard, xi, torch.tensor(False), torch.tensor(1))
     for ids in torch.split(torch.arange(clients), 100):
-        u = method.dispatch(server, ids, generator)
+        u = method.dispatch(server, ids, generator).u
     end = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
     for i, j in ((0, 1), (3, clients - 1)):

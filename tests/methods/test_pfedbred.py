@@ -5,7 +5,8 @@ import torch
 
 from coterie import testing
 from coterie.core import tree
-from coterie.core.optimizers import SGD
+from coterie.core.optimizers import SGD, Adam
+from coterie.core.training import envelope_step
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
 from coterie.methods import PFedBreD, PFedMe
@@ -41,9 +42,10 @@ def test_only_the_squared_norm_without_a_strategy_is_pfedme(generator):
 
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh"])
 @pytest.mark.parametrize("variant", ["authors", "paper"])
-def test_two_rounds_by_hand(strategy, variant):
-    """The table of the facts (authors) and eqs 13, 14 (paper) with grad f = H w - b, two iterations a round."""
-    sim = simulation(dataclasses.replace(METHOD, strategy=strategy, variant=variant), steps=2)
+@pytest.mark.parametrize("order", ["identity", "exact"])
+def test_two_rounds_by_hand(strategy, variant, order):
+    """The published code, and eqs 13 and 14, of first and second order; grad f = H w - b, two iterations a round."""
+    sim = simulation(dataclasses.replace(METHOD, strategy=strategy, variant=variant, jacobian=order), steps=2)
     w = sim.state.server["weight"].flatten()
     kept = [(w, w)] * len(SIZES)  # theta, m
     for number in (1, 2):
@@ -57,11 +59,11 @@ def test_two_rounds_by_hand(strategy, variant):
                     own = own - ETA_ALPHA * (h @ (own - ETA_ALPHA * (h @ own - b)) - b)
                 mu = own
                 if strategy == "lg" or (strategy == "mh" and variant == "paper"):
-                    mu, jacobian = mu - ETA_ALPHA * (h @ own - b), EYE - ETA_ALPHA * h
+                    mu, jacobian = mu - ETA_ALPHA * (h @ own - b), EYE - ETA_ALPHA * h if order == "exact" else EYE
                 if strategy in ("meg", "mh"):
                     mu = mu - ETA * (memory - theta)
                 if variant == "authors":
-                    theta, jacobian = (mu if strategy == "lg" else own), EYE
+                    theta = mu if strategy == "lg" else own
                 for _ in range(K):
                     theta = theta - A * (h @ theta - b + LAM * (theta - mu))
                 own = own - OUTER * LAM * jacobian @ (mu - theta)
@@ -105,7 +107,14 @@ def test_the_authors_mh_takes_two_minibatches_an_iteration():
 def test_the_step_of_w_is_the_gradient_of_the_envelope_eqs_2_and_13(generator, phi, strategy):
     """F(w) = min_theta f(theta) + lambda D(theta, mu(w)), by central differences; theta is its minimiser."""
     method = dataclasses.replace(
-        METHOD, strategy=strategy, variant="paper", generator=generator, prox_steps=150, head_weight=0.4, width=0.7
+        METHOD,
+        strategy=strategy,
+        variant="paper",
+        jacobian="exact",
+        generator=generator,
+        prox_steps=150,
+        head_weight=0.4,
+        width=0.7,
     )
     sim = simulation(method, steps=1)
     w = sim.state.server["weight"].flatten()
@@ -132,6 +141,18 @@ def test_the_step_of_w_is_the_gradient_of_the_envelope_eqs_2_and_13(generator, p
     slope = [(prox(mean(w + e))[1] - prox(mean(w - e))[1]) / 2e-5 for e in 1e-5 * EYE]
     moved = (w - sim.state.clients.memory["weight"][0].flatten()) / OUTER
     torch.testing.assert_close(moved, torch.stack(slope), rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_steps_follow_the_optimiser():
+    """eta_alpha is SGD's lr; alpha_m moves w by one plain step to first order."""
+    automatic = PFedBreD(SGD(A), strategy="none", lam=LAM, prox_steps=K)
+    assert (automatic._loss_step, PFedBreD(Adam(1e-4))._loss_step) == (A, 0.01)
+    assert automatic._outer_step == envelope_step(SGD(A), LAM, K) == PFedBreD(SGD(A), lam=LAM, prox_steps=K)._outer_step
+    given = dataclasses.replace(automatic, outer_lr=A / (1 - (1 - A * LAM) ** K))
+    ours, theirs = (simulation(method, steps=2) for method in (automatic, given))
+    for sim in (ours, theirs):
+        sim.train(1, LOOP)
+    torch.testing.assert_close(ours.state.server, theirs.state.server)
 
 
 def test_finetune_takes_so_many_plain_steps_from_theta():

@@ -8,6 +8,7 @@ Every personalised federated method repeats three verbs:
 
 A run calls the functions of a method in this order:
 
+    scheduled                                     when the run's number of rounds is known
     init_server, init_client                      once
     dispatch, local_update, aggregate             in every round, for the clients of the round
     deploy, personalize, predict                  whenever models are evaluated, and at the end
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -118,6 +119,18 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
 
     exempt: ClassVar[Mapping[int, str]] = {}
     """The laws (`coterie.testing`) that do not apply to this method, by number, each with the reason in words."""
+
+    def scheduled(self, rounds: int) -> Self:
+        """Return the method for a run of so many rounds; by default itself.
+
+        Override it if a hyper-parameter is `auto` and depends on the number of rounds, such as a step size of a
+        theorem about K rounds: return a copy in which it is a number. A configuration becomes a method at one place,
+        which calls this, so that simulator, Flower and peers agree.
+
+        Args:
+            rounds: the number of communication rounds of the run.
+        """
+        return self
 
     @abstractmethod
     def init_server(self, params: Params, population: Population) -> Server:

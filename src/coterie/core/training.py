@@ -18,7 +18,7 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.optimizers import Optimizer
+from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
@@ -146,6 +146,29 @@ def proximal_steps(
         grads, loss, rest = gradient(task, {**trained, **rest}, batch)
         trained, state = optimizer.update(tree.add(grads, penalty_gradient(trained, anchor)), state, trained)
     return {**trained, **rest}, loss
+
+
+def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float:
+    """Return the step size eta with which w <- w - eta lam (w - theta) moves w as far as one optimiser step would.
+
+    theta are `steps` = K steps on f_B(theta) + (lam / 2) ||theta - w||^2 from w. With SGD of step size a, and g the
+    gradient of f_B at w, to first order in g
+
+        w - theta = (1 - (1 - a lam)^K) / lam g,    so    eta = a / (1 - (1 - a lam)^K)    makes w move by a g.
+
+    This is 1 / (K lam) for small a lam, where w moves 1/K of the way to theta; and 1 / lam from a lam = 1 on, where w
+    becomes theta: w never overshoots. Steps of other optimisers are not proportional to the gradient, and theta is
+    about K of them away, so eta is 1 / (K lam).
+
+    Args:
+        optimizer: takes the K steps.
+        lam: the strength of the pull to w.
+        steps: K.
+    """
+    if not isinstance(optimizer, SGD):
+        return 1 / (steps * lam)
+    left = max(0.0, 1 - optimizer.lr * lam)  # of the distance to w, after a step
+    return min(optimizer.lr / (1 - left**steps), 1 / lam)
 
 
 def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:

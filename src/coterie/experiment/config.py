@@ -252,7 +252,7 @@ def parse_bytes(text: str) -> int:
 
 
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
-    """Check settings, fill in defaults, and build the method.
+    """Check settings, fill in defaults, and build the method, scheduled for the run's rounds.
 
     Defaults come first from the published setting, if one is named, then from the data set, then from `Config`. The
     method's and the optimiser's own defaults fill in the rest.
@@ -331,7 +331,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     problems += more
     if problems or method is None:
         raise ConfigError(problems)
-    return config, method
+    return config, method.scheduled(config.rounds)
 
 
 def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:

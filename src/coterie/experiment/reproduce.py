@@ -100,6 +100,7 @@ def _fedmap(skew: str, number: int, papers: tuple[float, ...]) -> Table:
 def _pfedbred(data: str, model: str, lam: float, papers: tuple[float, ...], minutes: float) -> Table:
     fedavg, pfedme, lg, meg, mh = papers
     schedule = {"outer_lr": 0.01, "lam": lam, "prox_steps": 5}
+    ours = {**schedule, "eta_alpha": 0.01}
     return Table(
         title=f"pFedBreD, tables 1 and 2: {data.removeprefix('pfedbred-')}, {model}",
         data=data,
@@ -108,9 +109,9 @@ def _pfedbred(data: str, model: str, lam: float, papers: tuple[float, ...], minu
         entries=(
             Entry("FedAvg -G", "fedavg", fedavg),
             Entry("pFedMe -P", "pfedme", pfedme, schedule),
-            Entry("lg -P", "pfedbred", lg, {**schedule, "strategy": "lg"}),
-            Entry("meg -P", "pfedbred", meg, {**schedule, "strategy": "meg"}),
-            Entry("mh -P", "pfedbred", mh, {**schedule, "strategy": "mh"}),
+            Entry("lg -P", "pfedbred", lg, {**ours, "strategy": "lg"}),
+            Entry("meg -P", "pfedbred", meg, {**ours, "strategy": "meg"}),
+            Entry("mh -P", "pfedbred", mh, {**ours, "strategy": "mh"}),
         ),
         settings={
             **{"model": model, "rounds": 200, "local_steps": 20, "batch_size": 20, "clients_heard": 20},

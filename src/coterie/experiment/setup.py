@@ -45,6 +45,7 @@ class Setup:
 
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
+        method = method.scheduled(self.config.rounds)
         settings = {"method": name_of(method), "hyper": values_of(method)}
         settings["optimizer"] = optimizer_values(method) or self.config.optimizer
         config = self.config.model_copy(update=settings)
@@ -86,8 +87,8 @@ def prepare(
     if absent:
         raise ConfigError([absent])
     if not isinstance(method, str):
-        built = method
-        config = config.model_copy(update={"method": name_of(method), "hyper": values_of(method)})
+        built = method.scheduled(config.rounds)
+        config = config.model_copy(update={"method": name_of(method), "hyper": values_of(built)})
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)

@@ -7,7 +7,9 @@ round k:
     u_i   = sum_j xi_ij w_j                                                          (`dispatch`; eq. 5)
     w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2                     (`local_update`; eq. 6)
 
-alpha_k and lambda enter only as their ratio, the `pull`. `theorem` is sqrt(K), which is alpha_k = lambda / sqrt(K).
+alpha_k and lambda enter only as their ratio, the `pull`: a number, `auto` (default) for one that hardly slows a round
+down (`attention.gentle_pull`), or `theorem` for sqrt(K), which is FedAMP's alpha_k = lambda / sqrt(K). K is the run's
+number of rounds, or `total_rounds`. No theorem of the paper is about eq. 8.
 
 Only trained parameters are sent and compared; buffers and frozen weights stay the client's own. Each client deploys
 w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`attention.onboard_at_mean`).
@@ -16,30 +18,34 @@ Deviations:
 - Alg. 1 draws an initial model for each client. The cosines of such models are all near 0, so all start from one model.
 - sigma is a number or (default) each round's `contrast` / median(1 - cos(w_i, w_j)). From one initial model, cosines
   differ by 1e-5 to 1e-2, so a sigma that tells clients apart depends on model and data.
-- The self-attention xi_ii is a number or (default) 1/m, so that equal models have equal weights.
-- A client continues from its own w_i ("personalized training on model M(w_i)"), and takes minibatch steps instead of
-  going to the minimum.
+- The self-attention xi_ii is a number or (default) 1 - (1/m) sum_{j != i} exp(-sigma (1 - cos(w_i, w_j))), which is
+  FedAMP's with alpha_k = sigma / m for the distance 1 - cos. Equal models then have equal weights, and a client that
+  is like nobody keeps its own model. (1/m for all held such clients far behind those that trained alone.)
+- A client takes minibatch steps instead of going to the minimum of eq. 6, which does not depend on where they begin:
+  `start` is `cloud` (default), at u_i, or `own`, at its own w_i; see FedAMP.
 - A client that takes no part in a round counts with its last upload, and one that never took part not at all.
 - With very many clients, each may attend to its `neighbours` only, the k most like it so far (`parts/neighbours.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from coterie.core.batches import Batches
+from coterie.core.errors import ConfigError
 from coterie.core.method import Info, Method, Newcomer, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
-from coterie.parts.attention import onboard_at_mean, typical_value
+from coterie.parts.attention import gentle_pull, onboard_at_mean, typical_value
 from coterie.parts.neighbours import (
     COSINE,
     Neighbours,
@@ -50,6 +56,7 @@ from coterie.parts.neighbours import (
 )
 
 Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -65,13 +72,18 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
 
     optimizer: Optimizer = SGD()
     sigma: Annotated[Literal["auto"] | Positive, Field(description="scale of the cosines in eq. 8")] = "auto"
-    contrast: Annotated[float, Field(gt=0, description="sigma auto: this over the median of 1 - cos")] = 2.0
-    self_attention: Annotated[Literal["auto"] | Share, Field(description="xi_ii of eq. 8; auto: 1/m")] = "auto"
-    pull: Annotated[Literal["theorem"] | Positive, Field(description="lambda / alpha_k of eq. 6")] = 1.0
-    total_rounds: Annotated[int, Field(ge=1, description="K, for pull theorem")] = 20
+    contrast: Annotated[float, Field(gt=0, description="sigma auto: this over the median of 1 - cos")] = 4.0
+    self_attention: Annotated[Literal["auto"] | Share, Field(description="xi_ii of eq. 8; auto: FedAMP's")] = "auto"
+    pull: Annotated[Literal["auto", "theorem"] | Positive, Field(description="lambda / alpha_k of eq. 6")] = "auto"
+    start: Annotated[Literal["cloud", "own"], Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
+    total_rounds: Annotated[Literal["auto"] | Count, Field(description="K, for pull theorem; auto: rounds")] = "auto"
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"pull": "theorem"},)
+
+    def scheduled(self, rounds: int) -> Self:
+        fixed = self.pull != "theorem" or self.total_rounds != "auto"
+        return self if fixed else dataclasses.replace(self, total_rounds=rounds)
 
     def init_server(self, params: Params, population: Population) -> Server:
         return Server(*initial_state(params, population, self.neighbours))
@@ -86,9 +98,9 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
         return {}  # a view is the client's own model: nothing is sent for it
 
     def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Params, Info]:
-        pull = math.sqrt(self.total_rounds) if isinstance(self.pull, str) else self.pull
-        anchor = (down, torch.tensor(pull))
-        w, loss = train(task, self.optimizer, client, batches, quadratic_penalty, anchor)
+        begin = {**client, **down} if self.start == "cloud" else client
+        anchor = (down, self._pull(batches))
+        w, loss = train(task, self.optimizer, begin, batches, quadratic_penalty, anchor)
         return w, task.split(w)[0], {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
@@ -103,11 +115,25 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     def server_info(self, server: Server) -> Info:
         return collaboration_info(server.xi)
 
+    def _pull(self, batches: Batches) -> Tensor:
+        """Return lambda / alpha_k of eq. 6, a scalar."""
+        if self.pull == "auto":
+            return gentle_pull(self.optimizer, batches)
+        if self.pull == "theorem":
+            if isinstance(self.total_rounds, str):
+                raise ConfigError(["pull = theorem: set total_rounds, K, or let coterie.run set it to rounds"])
+            return torch.tensor(math.sqrt(self.total_rounds))
+        return torch.tensor(self.pull)
+
     def _xi(self, cosine: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor]:
         """Return xi_ij [clients, others]; see `neighbours.WeightFormula`."""
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard
         sigma = self.contrast / typical_value((1 - pairs).clamp_min(0)) if self.sigma == "auto" else self.sigma
-        self_weight = 1 / (count + 1) if isinstance(self.self_attention, str) else self.self_attention
+        if isinstance(self.self_attention, str):
+            alike = torch.exp(-sigma * (1 - cosine).clamp_min(0))
+            self_weight = 1 - torch.where(attends, alike, 0.0).sum(1, keepdim=True) / (count + 1)
+        else:
+            self_weight = torch.tensor(self.self_attention)
         # A client that has nobody to attend to gets NaN from the softmax, which is not used.
         share = torch.softmax((sigma * cosine).masked_fill(~attends, -torch.inf), 1)
         return (torch.where(attends, (1 - self_weight) * share, 0.0),)

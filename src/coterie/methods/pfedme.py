@@ -7,6 +7,9 @@ In a round, client i starts from w_i = w as received. With K = `prox_steps` and 
     w       <- (1 - beta) w + beta sum_i p_i w_i                             (`aggregate`; Algorithm 1)
 
 The optimiser takes the K steps, so its lr is the paper's inner step size; its state begins anew with each minibatch.
+eta is a number or `auto` (default): the one with which w_i moves as far as one optimiser step on f_B would take it
+(`training.envelope_step`), whatever lr, lambda and K are. A fixed eta = 0.01, the paper's, left w far behind clients
+that train alone wherever lr is larger. For the paper's lr 0.01, lambda 15 and K 5, `auto` is 0.018.
 The second line is a gradient step on the Moreau envelope of f_B (tested). Buffers follow theta_i and are averaged,
 never extrapolated. A client deploys theta_i (P), or w if it never took part; w is the global model (G).
 
@@ -34,8 +37,10 @@ from coterie.core.method import Info, Method, Population, TrainedAndBuffers
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
-from coterie.core.training import proximal_steps
+from coterie.core.training import envelope_step, proximal_steps
 from coterie.core.tree import Params
+
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Client(NamedTuple):
@@ -48,7 +53,9 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
     optimizer: Optimizer = SGD(0.01)
     lam: Annotated[float, Field(gt=0, description="lambda, strength of the pull of theta to w")] = 15.0
     prox_steps: Annotated[int, Field(ge=1, description="K, steps on one minibatch to find theta")] = 5
-    outer_lr: Annotated[float, Field(gt=0, description="eta, step size of w")] = 0.01
+    outer_lr: Annotated[
+        Literal["auto"] | Positive, Field(description="eta, step size of w; auto: w moves by one optimiser step")
+    ] = "auto"
     beta: Annotated[float, Field(gt=0, description="relaxation of the server; above 1 it extrapolates")] = 1.0
     start: Annotated[
         Literal["w", "theta-in-round", "theta"], Field(description="where the K steps of a minibatch begin")
@@ -91,7 +98,8 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
         theta, loss = proximal_steps(
             task, self.optimizer, begin, batch, self._penalty_gradient, centre, self.prox_steps
         )
-        moved = {name: value - self.outer_lr * (self.lam * (value - theta[name])) for name, value in centre.items()}
+        eta = envelope_step(self.optimizer, self.lam, self.prox_steps) if self.outer_lr == "auto" else self.outer_lr
+        moved = {name: value - eta * (self.lam * (value - theta[name])) for name, value in centre.items()}
         count = batch.mask.sum()
         return {**theta, **moved}, theta, total + loss * count, seen + count
 

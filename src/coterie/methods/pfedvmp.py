@@ -3,7 +3,7 @@
 Client n has a shared body theta^b and its own head theta_n^h (the split is `task.head_names`). With z = body(x), and
 mu_k the shared centroid of the features of class k:
 
-    theta^b, theta_n^h <- SGD on  CE + xi1 mean (z_i - mu_{y_i})^2                      (`local_update`; eq. 9)
+    theta^b, theta_n^h <- SGD on  CE + (xi1 / 512) mean_i ||z_i - mu_{y_i}||^2          (`local_update`; eq. 9)
     mu_kn = mean of z over class k,  Lambda_kn = pinv(Sigma_kn) + alpha I              (`_moments`; eq. 11)
     theta^b <- sum_n (S_n / S) theta_n^b                                               (`aggregate`; eqs 10 and 12)
     mu_k <- (sum_n Lambda_kn)^-1 sum_n Lambda_kn mu_kn                                 (`_centroid`; eq. 13)
@@ -16,7 +16,11 @@ on the shared body, which stays as it is, beginning with the nearest-centroid cl
 (`class_moments.centroid_head`).
 
 Deviations:
-- xi1 multiplies the mean of the squared distance over features; the sum, as printed, diverges for the paper's xi1 = 50.
+- The paper's xi1 = 50 diverges with the sum over features, as printed, and works with their mean, at the paper's 512
+  features: each is pulled with 2 (50 / 512) (z_ij - mu_j). The mean over another number of features would pull each
+  with another strength (32 times the paper's for a body of 16), while what the loss asks of one feature does not
+  depend on how many others there are. So the sum is divided by `PAPER_WIDTH` = 512 whatever the width is
+  (`_strength`), and xi1 means the same for every body. At 512 features this is the mean.
 - pinv is discontinuous, so eigenvalues below `rtol` times the largest, or below what float32 resolves, count as 0.
 - `precision`: `full` is eq. 11, sent as thin factors and combined exactly (`coterie.parts.class_moments`) if no client
   has more than `room` examples. The covariances of a larger client are those of `room` of its examples, drawn anew each
@@ -45,6 +49,8 @@ from coterie.core.tree import Params
 from coterie.parts import class_moments
 from coterie.parts.class_moments import Factor
 
+PAPER_WIDTH = 512  # the paper's number of features, for which its xi1 was tuned
+
 
 class Server(NamedTuple):
     """The server's state, which is also what every client is sent."""
@@ -67,7 +73,9 @@ class PFedVMP(Method[Server, Params, Server, Up]):
     learns_from: ClassVar[str] = "all clients, through the body and the class centroids; the head is its own"
 
     optimizer: Optimizer = SGD()
-    xi1: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's centroid")] = 50.0
+    xi1: Annotated[
+        float, Field(ge=0, description="512 times the pull of each feature to its class's centroid, whatever the width")
+    ] = 50.0
     alpha: Annotated[float, Field(gt=0, description="precision added in every direction")] = 1.0
     precision: Annotated[
         Literal["full", "diagonal", "pooled", "none"], Field(description="what is sent of a class's covariance")
@@ -91,7 +99,7 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
         start = {**client, **down.body}
-        anchor = (down.centroid, down.known, torch.tensor(self.xi1))
+        anchor = (down.centroid, down.known, torch.tensor(self._strength(task)))
         theta, loss = train(
             task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
@@ -112,11 +120,15 @@ class PFedVMP(Method[Server, Params, Server, Up]):
         return {**client, **down.body}
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
-        head = class_moments.centroid_head(task, newcomer.server.centroid, newcomer.server.known, self.xi1)
+        head = class_moments.centroid_head(task, newcomer.server.centroid, newcomer.server.known, self._strength(task))
         return newcomer._replace(params={**newcomer.params, **head}, only=task.head_names & task.trainable or None)
 
     def message_bytes(self, ups: Up) -> int:
         return tree.nbytes((ups.body, ups.size)) + class_moments.used_bytes(ups.class_size, ups.mean, ups.spread)
+
+    def _strength(self, task: Task) -> float:
+        """Return what multiplies the mean over features, so that each is pulled as in the paper's body."""
+        return self.xi1 * task.feature_dim / PAPER_WIDTH
 
     def _moments(self, task: Task, theta: Params, epoch: Batches) -> tuple[Tensor, Tensor, Factor | Tensor | tuple[()]]:
         """Return Z_kn, mu_kn and Lambda_kn - alpha I, as in `Up`."""

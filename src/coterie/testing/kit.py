@@ -86,7 +86,7 @@ def simulate(
     """Train `method` for some rounds.
 
     Args:
-        method: the method.
+        method: the method, which is scheduled for these rounds.
         engine: what runs the clients; by default one at a time, which the others must agree with.
         rounds: how many.
         participants: clients a round; where they are not all of them, other clients take part in every round.
@@ -97,6 +97,7 @@ def simulate(
     Returns:
         The simulation after its last round; its `state` holds the server's state and the clients'.
     """
+    method = method.scheduled(rounds)
     sim = Simulation.start(method, task(norm), clients or federation(), PLAN, participants, seed=0, place=place)
     for number in range(1, rounds + 1):
         sim.train(number, engine)
