@@ -6,10 +6,11 @@ The global model is a prior rho_gamma on the clients' models, R(theta, gamma) = 
     log omega_k = -L(theta_k; Z_k) - R(theta_k, gamma)                     (`local_update`; eq. 8)
     gamma   <- gamma - lambda sum_k w_k grad_gamma R(theta_k, gamma)       (`aggregate`; eq. 3)
 
-with weights w_k that add up to 1, N_k / N or omega_k / sum_j omega_j. For the prior N(gamma, sigma^2 I) (eq. 6) and lambda = sigma^2, the last line is
-gamma <- sum_k w_k theta_k (eq. 9). With exact local minimisers, eq. 3 is gradient descent on the envelope M(gamma)
-(Theorem 1; tested for every prior). A client starts from its own theta_k of the round before (from gamma the first
-time) and deploys theta_k. The prior covers trained parameters only; buffers follow theta_k and are averaged by w_k.
+with weights w_k that add up to 1, N_k / N or omega_k / sum_j omega_j. For the prior N(gamma, sigma^2 I) (eq. 6) and
+lambda = sigma^2, the last line is gamma <- sum_k w_k theta_k (eq. 9). With exact local minimisers, eq. 3 is gradient
+descent on the envelope M(gamma) (Theorem 1; tested for every prior). A client starts from its own theta_k of the round
+before (from gamma the first time) and deploys theta_k. The prior covers trained parameters only; buffers follow theta_k
+and are averaged by w_k.
 
 Choices, all of them options:
 - `sigma2`: a number is eq. 7's sigma^2, the same for all clients (15 in the authors' code and in the settings of the
@@ -20,11 +21,10 @@ Choices, all of them options:
 
       sigma_k^2 = eta K_k / pull                                                (`prior_variance`)
 
-  with its own number of steps K_k, and never a smaller one than its steps can follow. SGD has eta = lr / (1 - momentum).
-  Adam moves every weight by lr whatever the gradient is, that is eta = lr sqrt(d) for d weights and a gradient of norm
-  1. With epochs of minibatches K_k grows with N_k: minimising (sigma_k^2 / v) L_k + R with one variance v for all is
-  eq. 2, whose L is a sum over N_k examples, and Theorem 1 holds with it. On the paper's own federations sigma_k^2 is
-  about 15.
+  with its own number of steps K_k. SGD has eta = lr / (1 - momentum). Adam moves every weight by about lr whatever the
+  gradient is, that is eta = lr sqrt(d) for d weights and a gradient of norm 1, about what networks have. With epochs of
+  minibatches K_k grows with N_k: minimising (sigma_k^2 / v) L_k + R with one variance v for all is eq. 2, whose L is a
+  sum over N_k examples, and Theorem 1 holds with it. On the paper's own federations sigma_k^2 is about 11.
 - `prior`: `gaussian` (default) is eq. 6. `gaussian-learned` has gamma = (mu, s) and a separate variance s + c for each
   parameter (eqs. 18, 21 and Lemma 1). It is sigma^2 until the first aggregation, and from then on what the clients'
   distances make of it; s is kept above -c. As in the paper, its normalising constant is left out, so that only epsilon
@@ -39,7 +39,7 @@ Choices, all of them options:
 - `likelihood`: the paper writes L as a sum over the examples in eq. 2 and as their mean in eq. 7, which differ by a
   factor N_k in the strength of the prior. `mean` (default) is eq. 7 and what the authors' code trains; `sum` is eq. 2.
   The same L is used in eq. 8; if `sigma2` is auto, the choice matters there only. With `sum`, omega is so small (1e-40
-  to 1e-400) that it exists only as a logarithm, and the weights are nearly one-hot; with `mean` they are nearly uniform.
+  to 1e-400) that it exists only as a logarithm, and weights are nearly one-hot; with `mean` they are nearly uniform.
 - `weighting`: section 2.2 leaves the weights w_k open. `samples` (default) is N_k / N, as in A.4 and in the authors'
   published code. `omega` is eq. 8, and the settings of the paper's tables have it. Beware of it where sites are small:
   one that fits its only example has L = 0 and so the largest omega of all (0.56 in A.4, for one example of 116). If a
@@ -108,7 +108,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     likelihood: Annotated[Literal["mean", "sum"], Field(description="L of eq. 7 (mean) or eq. 2 (sum)")] = "mean"
     prior_lr: Annotated[Rate, Field(description="lambda of eq. 3, the step size of the prior")] = "natural"
     prior_steps: Annotated[int, Field(ge=1, description="gradient steps on the prior in an aggregation")] = 1
-    c: Annotated[Scale, Field(description="gaussian-learned: variance s + c; auto: half of sigma2")] = "auto"
+    c: Annotated[Scale, Field(description="gaussian-learned: variance s + c; auto: sigma2")] = "auto"
     epsilon: Annotated[Scale, Field(description="gaussian-learned: draws mu and s to 0; auto: by sigma2")] = "auto"
     tau: Annotated[float, Field(gt=0, description="laplace: width of the rounded tip over the scale b")] = 2.0
     nu: Annotated[float, Field(gt=0, description="student-t: degrees of freedom")] = 4.0
@@ -223,7 +223,8 @@ def prior_variance(optimizer: Optimizer, pull: float, size: int, batches: Batche
     if lr is None:
         raise CoterieError(f"FedMAP's sigma2 auto needs an optimiser with a step size `lr`, and {optimizer} has none")
     eta = lr / (1 - optimizer.momentum) if isinstance(optimizer, SGD) else lr * math.sqrt(size)
-    return eta / pull * batches.mask.flatten(0, 1).any(-1).sum()
+    steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum()
+    return eta / pull * steps
 
 
 def _own_theta(client: Client, down: Gamma) -> Params:

@@ -22,8 +22,8 @@ only. All energies are concave in t; `Prior.natural_step_sizes` uses that.
 Learned variances: R has no normalising constant, so the best s_i solves t / (2 (s_i + c)^2) = 2 epsilon s_i, which is
 never below 0: c is the smallest variance, and epsilon says at which t it grows. Numbers for both are right for one
 scale of weights only (A.4's c = 1, epsilon = 1e-4 make 1 of any variance if weights are those of a network). By default
-c = sigma^2 / 2 and epsilon = 1 / (2 sigma^4) for s, so that t = sigma^2 has the variance sigma^2, t = 0 half of it, and
-t = 100 sigma^2 four times as much (`learned_scales`). On mu, which has another unit, epsilon is 1e-4 / sigma^2.
+c = sigma^2 and epsilon = 1 / (16 sigma^4) for s: the variance is sigma^2 for t = 0, doubles for t = sigma^2, and is
+eight times as large for t = 100 sigma^2 (`learned_scales`). On mu, which has another unit, epsilon is 1e-4 / sigma^2.
 """
 
 from __future__ import annotations
@@ -256,15 +256,15 @@ def make_prior(family: Family, sigma2: float, c: Scale, epsilon: Scale, tau: flo
 
 
 def learned_scales(sigma2: float, c: Scale, epsilon: Scale) -> tuple[float, float, float]:
-    """Return c, epsilon for s and epsilon for mu. The best variance is then sigma2 where t = sigma2, if c < sigma2.
+    """Return c, epsilon for s, and epsilon for mu. By default the best s is sigma2 where t = sigma2.
 
-    With v = s + c = sigma2 = t, the slope t / (2 v^2) - 2 epsilon s is 0 for epsilon = 1 / (4 sigma2 (sigma2 - c)).
-    A number for epsilon is the paper's, for both.
+    With t = s = sigma2, the slope t / (2 (s + c)^2) - 2 epsilon s is 0 for epsilon = 1 / (4 (sigma2 + c)^2). A number
+    for epsilon is the paper's, for both s and mu.
     """
-    smallest = sigma2 / 2 if isinstance(c, str) else c
-    if not isinstance(epsilon, str):
-        return smallest, epsilon, epsilon
-    return smallest, 1 / (4 * sigma2 * max(sigma2 - smallest, sigma2 / 2)), EPSILON_MU / sigma2
+    smallest = sigma2 if isinstance(c, str) else c
+    if isinstance(epsilon, str):
+        return smallest, 1 / (4 * (sigma2 + smallest) ** 2), EPSILON_MU / sigma2
+    return smallest, epsilon, epsilon
 
 
 def typical_distance(mu: Params, theta: Params, weight: Tensor) -> Tensor:
