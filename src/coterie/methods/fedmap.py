@@ -224,7 +224,7 @@ def prior_variance(optimizer: Optimizer, pull: float, size: int, batches: Batche
         raise CoterieError(f"FedMAP's sigma2 auto needs an optimiser with a step size `lr`, and {optimizer} has none")
     eta = lr / (1 - optimizer.momentum) if isinstance(optimizer, SGD) else lr * math.sqrt(size)
     steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum()
-    return eta / pull * steps
+    return steps * float(eta / pull)
 
 
 def _own_theta(client: Client, down: Gamma) -> Params:
