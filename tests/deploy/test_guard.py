@@ -101,7 +101,8 @@ def test_a_bad_answer_is_refused_counted_and_without_effect(what, tmp_path):
 LIES = {  # method, its settings, what of its message, the lie, the code
     "an average's count": ("fedprox", {}, "count", 16.0, "bad-count"),
     "log n": ("fedmap", {"weighting": "samples"}, "log_weight", 2.75, "bad-count"),  # log 15 is 2.71
-    "omega": ("fedmap", {"likelihood": "sum"}, "log_weight", 0.5, "bad-count"),
+    "omega": ("fedmap", {"likelihood": "sum", "weighting": "omega"}, "log_weight", 0.5, "bad-count"),
+    "omega's count": ("fedmap", {"weighting": "omega"}, "count", 16.0, "bad-count"),
     "all alike": ("fedmap", {"weighting": "uniform"}, "log_weight", 1.0, "bad-count"),
     "a size": ("pfedvmp", {}, "size", 16.0, "bad-count"),
     "sizes of classes": ("pfedvmp", {}, "class_size", 6.0, "bad-count"),  # each of three

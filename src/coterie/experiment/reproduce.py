@@ -81,9 +81,9 @@ def _fedmap(skew: str, number: int, papers: tuple[float, ...]) -> Table:
         score=last_round,
         entries=(
             Entry("Individual, as many steps", "local", individual),
-            Entry("FedMAP", "fedmap", fedmap),
+            Entry("FedMAP", "fedmap", fedmap, {"sigma2": 15.0, "weighting": "omega"}),
             Entry("FedBN", "fedbn", fedbn),
-            Entry("FedProx", "fedprox", fedprox, {"mu": 5.0}),
+            Entry("FedProx", "fedprox", fedprox, {"mu": 2.0}),
             Entry("FedAvg", "fedavg", fedavg),
         ),
         settings={"validation": 0.02, "test": 0.3},

@@ -6,32 +6,51 @@ The global model is a prior rho_gamma on the clients' models, R(theta, gamma) = 
     log omega_k = -L(theta_k; Z_k) - R(theta_k, gamma)                     (`local_update`; eq. 8)
     gamma   <- gamma - lambda sum_k w_k grad_gamma R(theta_k, gamma)       (`aggregate`; eq. 3)
 
-with w_k = omega_k / sum_j omega_j. For the prior N(gamma, sigma^2 I) (eq. 6) and lambda = sigma^2, the last line is
-gamma <- sum_k w_k theta_k (eq. 9). With exact local minimisers, eq. 3 is gradient descent on the envelope M(gamma)
-(Theorem 1; tested for every prior). A client starts from its own theta_k of the round before (from gamma the first
-time) and deploys theta_k. The prior covers trained parameters only; buffers follow theta_k and are averaged by w_k.
+with weights w_k that add up to 1, N_k / N or omega_k / sum_j omega_j. For the prior N(gamma, sigma^2 I) (eq. 6) and
+lambda = sigma^2, the last line is gamma <- sum_k w_k theta_k (eq. 9). With exact local minimisers, eq. 3 is gradient
+descent on the envelope M(gamma) (Theorem 1; tested for every prior). A client starts from its own theta_k of the round
+before (from gamma the first time) and deploys theta_k. The prior covers trained parameters only; buffers follow theta_k
+and are averaged by w_k.
 
-Deviations, all of them options:
+Choices, all of them options:
+- `sigma2`: a number is eq. 7's sigma^2, the same for all clients (15 in the authors' code and in the settings of the
+  paper's tables). Such a number is right for one network and schedule only: 15 does nothing in a short run on a hundred
+  rows, and 1 holds the paper's own clients at their start. `auto` (default) asks instead that in one round the prior
+  takes back the share `pull` of a client's way from gamma. K steps of size eta on R alone shrink theta - gamma by
+  (1 - eta / sigma^2)^K, about exp(-eta K / sigma^2), so client k has
+
+      sigma_k^2 = eta K_k / pull                                                (`prior_variance`)
+
+  with its own number of steps K_k. SGD has eta = lr / (1 - momentum). Adam moves every weight by about lr whatever the
+  gradient is, that is eta = lr sqrt(d) for d weights and a gradient of norm 1, about what networks have. With epochs of
+  minibatches K_k grows with N_k: minimising (sigma_k^2 / v) L_k + R with one variance v for all is eq. 2, whose L is a
+  sum over N_k examples, and Theorem 1 holds with it. On the paper's own federations sigma_k^2 is about 11.
 - `prior`: `gaussian` (default) is eq. 6. `gaussian-learned` has gamma = (mu, s) and a separate variance s + c for each
-  parameter (eqs. 18, 21 and Lemma 1), which is sigma^2 at first; s is kept above -c. As in the paper, its normalising
-  constant is left out, so that only epsilon bounds s. `laplace` and `student-t` are future work of the paper. Laplace's
-  tip is rounded (tau), since Theorem 1 needs a slope everywhere. Theorem 1 needs convexity too, which Student's t does
-  not have; its sigma^2 is scale^2.
+  parameter (eqs. 18, 21 and Lemma 1). It is sigma^2 until the first aggregation, and from then on what the clients'
+  distances make of it; s is kept above -c. As in the paper, its normalising constant is left out, so that only epsilon
+  bounds s. `laplace` and `student-t` are future work of the paper. Laplace's tip is rounded (tau), since Theorem 1
+  needs a slope everywhere. Theorem 1 needs convexity too, which Student's t does not have; its sigma^2 is scale^2. With
+  `sigma2` auto, the shapes of the last three are in units of the clients' typical squared distance u from gamma, as the
+  server saw it in the last round (1 at first, where all are Gaussian): R_k = (u / sigma_k^2) R(t / u). `priors.py` says
+  why, and what `c` and `epsilon` are if they are auto.
 - `prior_lr`: lambda is a number, as in eq. 3, or `natural` (default), a step size for each parameter, which is eq. 9
   and what corresponds to it for the other priors (`Prior.natural_step_sizes`). An aggregation takes `prior_steps` such
   steps; eq. 3 takes one.
 - `likelihood`: the paper writes L as a sum over the examples in eq. 2 and as their mean in eq. 7, which differ by a
   factor N_k in the strength of the prior. `mean` (default) is eq. 7 and what the authors' code trains; `sum` is eq. 2.
-  The same L is used in eq. 8. With `sum`, omega is so small (1e-40 to 1e-400) that it exists only as a logarithm, and
-  the weights are nearly one-hot; with `mean` they are nearly uniform.
-- `weighting`: `omega` (default) is eq. 8; `samples` weighs by N_k, as A.4 and the authors' published code do; `uniform`
-  gives all clients the same weight. Terms of R without theta, which are the same for all clients, are left out of
-  omega.
+  The same L is used in eq. 8; if `sigma2` is auto, the choice matters there only. With `sum`, omega is so small (1e-40
+  to 1e-400) that it exists only as a logarithm, and weights are nearly one-hot; with `mean` they are nearly uniform.
+- `weighting`: section 2.2 leaves the weights w_k open. `samples` (default) is N_k / N, as in A.4 and in the authors'
+  published code. `omega` is eq. 8, and the settings of the paper's tables have it. Beware of it where sites are small:
+  one that fits its only example has L = 0 and so the largest omega of all (0.56 in A.4, for one example of 116). If a
+  weight is more than ten times N_k / N, a warning says so once. `uniform` gives all clients the same weight. Terms of R
+  without theta, which are the same for all clients, are left out of omega.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -41,13 +60,15 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import Batches
+from coterie.core.errors import CoterieError, CoterieWarning
 from coterie.core.method import Info, Method, Population
-from coterie.core.optimizers import Adam, Optimizer
+from coterie.core.optimizers import SGD, Adam, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
-from coterie.parts.priors import Family, Gamma, Prior, Rate, make_prior
+from coterie.parts.priors import Family, Gamma, Prior, Rate, Scale, make_prior, typical_distance
 
+FAR_TOO_HEAVY = 10  # a weight of this many times N_k / N is told
 LOG_WEIGHT_ROUNDING = 0.01  # a log-weight is a sum of very many terms, so it may exceed its bound by this much
 
 
@@ -55,6 +76,8 @@ class Server(NamedTuple):
     gamma: Params  # the prior's centre (mu of eq. 18), and the mean of the buffers
     s: Params  # s of eq. 18 for the trained parameters; empty unless the prior learns variances
     weight: Tensor  # [population]; w_k of the last round, 0 for clients that took no part in it
+    unit: Tensor | tuple[()]  # []; the clients' typical squared distance from gamma; () where R has no use for it
+    warned: Tensor  # [] bool; whether the warning about weights has been given
 
 
 class Client(NamedTuple):
@@ -64,8 +87,9 @@ class Client(NamedTuple):
 
 class Up(NamedTuple):
     theta: Params  # the trained parameters, which the prior covers
-    log_weight: Tensor  # []; log omega_k
+    log_weight: Tensor  # []; log w_k up to a constant: log N_k, log omega_k or 0
     buffers: Params = {}  # noqa: RUF012
+    count: Tensor | tuple[()] = ()  # type: ignore[assignment]  # []; N_k, which only the warning about omega needs
 
 
 @dataclass(frozen=True)
@@ -74,64 +98,85 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
 
     optimizer: Optimizer = Adam(lr=1e-4)
     prior: Annotated[Family, Field(description="family of the prior on the clients' models")] = "gaussian"
-    sigma2: Annotated[float, Field(gt=0, description="variance of the prior; small pulls to gamma")] = 15.0
+    sigma2: Annotated[Scale, Field(description="variance of the prior; small pulls to gamma; auto: by `pull`")] = "auto"
+    pull: Annotated[float, Field(gt=0, description="sigma2 auto: share of the way from gamma taken back a round")] = (
+        0.33
+    )
     weighting: Annotated[Literal["omega", "samples", "uniform"], Field(description="what a client weighs in gamma")] = (
-        "omega"
+        "samples"
     )
     likelihood: Annotated[Literal["mean", "sum"], Field(description="L of eq. 7 (mean) or eq. 2 (sum)")] = "mean"
     prior_lr: Annotated[Rate, Field(description="lambda of eq. 3, the step size of the prior")] = "natural"
     prior_steps: Annotated[int, Field(ge=1, description="gradient steps on the prior in an aggregation")] = 1
-    c: Annotated[float, Field(gt=0, description="gaussian-learned: variance s + c")] = 1.0
-    epsilon: Annotated[float, Field(gt=0, description="gaussian-learned: draws mu and s to 0")] = 1e-4
-    tau: Annotated[float, Field(gt=0, description="laplace: width of the rounded tip over the scale b")] = 0.01
+    c: Annotated[Scale, Field(description="gaussian-learned: variance s + c; auto: sigma2")] = "auto"
+    epsilon: Annotated[Scale, Field(description="gaussian-learned: draws mu and s to 0; auto: by sigma2")] = "auto"
+    tau: Annotated[float, Field(gt=0, description="laplace: width of the rounded tip over the scale b")] = 2.0
     nu: Annotated[float, Field(gt=0, description="student-t: degrees of freedom")] = 4.0
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"prior": "gaussian-learned"},
         {"prior": "laplace"},
         {"prior": "student-t"},
+        {"weighting": "omega"},
     )
 
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
-        return Server(params, self._rho.initial_spread(trained), torch.zeros(population.size))
+        unit = torch.ones(()) if self.sigma2 == "auto" and self.prior != "gaussian" else ()
+        weight = torch.zeros(population.size)
+        return Server(params, self._rho.initial_spread(trained), weight, unit, torch.zeros((), dtype=torch.bool))
 
     def init_client(self, params: Params) -> Client:
         return Client(params, torch.zeros((), dtype=torch.int64))
 
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Gamma:
-        return tree.broadcast(Gamma(server.gamma, server.s), len(ids))
+        return tree.broadcast(Gamma(server.gamma, server.s, server.unit), len(ids))
 
     def local_update(self, task: Task, client: Client, down: Gamma, batches: Batches) -> tuple[Client, Up, Info]:
-        # L is `scale` times the mean loss. Training minimises L + R over `scale`: the mean loss and R / scale.
+        # L is `scale` times the mean loss. Training minimises L + R over `scale`: the mean loss and `strength` R.
         scale = batches.count if self.likelihood == "sum" else torch.ones(())
-        anchor = (down, 1 / scale)
-        theta, loss = train(task, self.optimizer, _own_theta(client, down), batches, self._rho.penalty, anchor)
+        start = _own_theta(client, down)
+        if self.sigma2 == "auto":
+            size = sum(value.numel() for value in task.split(start)[0].values())
+            unit = down.unit if isinstance(down.unit, Tensor) else torch.ones(())
+            strength = unit / prior_variance(self.optimizer, self.pull, size, batches)
+        else:
+            strength = 1 / scale
+        theta, loss = train(task, self.optimizer, start, batches, self._rho.penalty, (down, strength))
         trained, buffers = task.split(theta)
-        prior = self._rho.R(trained, down)
+        prior = scale * strength * self._rho.R(trained, down)
         if self.weighting == "omega":
             log_weight = -scale * mean_loss(task, theta, batches.epoch(0)) - prior
         elif self.weighting == "samples":
             log_weight = batches.count.log()
         else:
             log_weight = torch.zeros(())
-        return Client(theta, client.rounds + 1), Up(trained, log_weight, buffers), {"loss": loss, "prior": prior}
+        up = Up(trained, log_weight, buffers, batches.count if self.weighting == "omega" else ())
+        return Client(theta, client.rounds + 1), up, {"loss": loss, "prior": prior}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         weight = torch.softmax(tree.widest_float(ups.log_weight), 0).float()
         mu = {name: server.gamma[name] for name in ups.theta}
         s = {name: server.s[name] for name in ups.theta} if server.s else {}
-        new = self._rho.descend(Gamma(mu, s), ups.theta, weight, self.prior_lr, self.prior_steps)
+        new = self._rho.descend(Gamma(mu, s, server.unit), ups.theta, weight, self.prior_lr, self.prior_steps)
+        unit = server.unit
+        if isinstance(unit, Tensor):
+            seen = typical_distance(mu, ups.theta, weight)
+            unit = torch.where(seen > 0, seen, unit)  # clients that did not move say nothing
         return Server(
             {**server.gamma, **new.mu, **tree.mean(ups.buffers, weight)},
             {**server.s, **new.s},
             torch.zeros_like(server.weight).index_copy(0, ids, weight),
+            unit,
+            self._warn(server.warned, ids, weight, ups.count),
         )
 
     def personalize(self, task: Task, client: Client, down: Gamma, batches: Batches) -> Params:
         return _own_theta(client, down)
 
     def implausible(self, up: Up, examples: int) -> str | None:
+        if isinstance(up.count, Tensor) and not 0 < float(up.count) <= examples:
+            return f"'count' counts {float(up.count):g} examples of {examples} declared"
         # Neither L nor R is below 0, so omega is at most 1.
         most = math.log(examples) if self.weighting == "samples" else 0.0
         claimed = float(up.log_weight)
@@ -142,9 +187,44 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     def server_info(self, server: Server) -> Info:
         return {"weight": server.weight}
 
+    def _warn(self, warned: Tensor, ids: Tensor, weight: Tensor, count: Tensor | tuple[()]) -> Tensor:
+        """Warn once if omega makes far more of a client than its examples do; return whether that was said."""
+        if not isinstance(count, Tensor):
+            return warned
+        excess = weight * count.sum() / count
+        heavy = (excess > FAR_TOO_HEAVY).any()
+        if heavy and not warned:
+            worst = excess.argmax()
+            warnings.warn(
+                f"client number {int(ids[worst])} with {float(count[worst]):g} of {float(count.sum()):g} examples has "
+                f"the weight {float(weight[worst]):.2g} in FedMAP's prior: omega is large where a few examples are "
+                "easy to fit; --weighting samples weighs by their number (this is said once)",
+                CoterieWarning,
+                stacklevel=2,
+            )
+        return warned | heavy
+
     @property
     def _rho(self) -> Prior:
-        return make_prior(self.prior, self.sigma2, self.c, self.epsilon, self.tau, self.nu)
+        sigma2 = 1.0 if self.sigma2 == "auto" else self.sigma2
+        return make_prior(self.prior, sigma2, self.c, self.epsilon, self.tau, self.nu)
+
+
+def prior_variance(optimizer: Optimizer, pull: float, size: int, batches: Batches) -> Tensor:
+    """Return sigma_k^2 = eta K_k / pull, a scalar.
+
+    Args:
+        optimizer: takes the steps; eta is its step size.
+        pull: the share of a client's way from gamma that the prior takes back in a round.
+        size: the number of trained parameters.
+        batches: the client's minibatches, of which those that are not masked out are its K_k steps.
+    """
+    lr = getattr(optimizer, "lr", None)
+    if lr is None:
+        raise CoterieError(f"FedMAP's sigma2 auto needs an optimiser with a step size `lr`, and {optimizer} has none")
+    eta = lr / (1 - optimizer.momentum) if isinstance(optimizer, SGD) else lr * math.sqrt(size)
+    steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum()
+    return steps * float(eta / pull)
 
 
 def _own_theta(client: Client, down: Gamma) -> Params:
