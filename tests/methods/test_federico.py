@@ -9,12 +9,12 @@ from torch import nn
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD, Adam
 from coterie.core.rng import keys_of
+from coterie.core.routes import Addressed
 from coterie.core.task import Task
 from coterie.data.federation import from_clients
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedeRiCo, Local
-from coterie.methods.federico import Up
 from coterie.parts.mixtures import Contributions, Losses, Mixture, epsilon_greedy, pruned_mixture, track_losses
 
 from .quadratic import LOOP, SIZES, STACKED, loss, simulation
@@ -151,14 +151,14 @@ def test_epsilon_greedy():
 def test_a_model_that_nobody_uses_is_not_moved_by_adam():
     params, ids = {"w": torch.zeros(2)}, torch.arange(2)
     tiny = torch.tensor([[1.0, 1e-6], [1.0 - 1e-6, 0.0]])  # what each of two clients gives to the models of 0 and 1
-    steps = Contributions(torch.tensor([[0, 1], [0, 1]]), tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
+    steps = Contributions(tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
     moved = {}
     for method in (
         FedeRiCo(Adam(0.01), local_work="gradient"),
         FedeRiCo(Adam(0.01), local_work="gradient", idle_below=0.0),
     ):
         server = method.init_server(params, Population(2, 2))
-        ups = Up({"w": torch.zeros(2, 2)}, steps, server.losses)
+        ups = Addressed(server.losses, torch.tensor([[0, 1], [0, 1]]), steps)
         server = method.aggregate(server, ids, ups)
         moved[method.idle_below] = server.models["w"][:, 0]
         assert server.optimizer[2].tolist() == [1.0, float(method.idle_below == 0)]

@@ -251,7 +251,7 @@ class Rounds:
         def draw() -> torch.Generator:
             return rng.torch_generator(self.config.seed, purpose, round)
 
-        return self.sim.place.send(send, self.sim.state.server, torch.tensor(ids), draw)
+        return self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
 
     def _sign(self, name: str, number: int, header: Record, body: bytes) -> Envelope:
         route = {"run": self.ledger.run, "life": self.ledger.life, "round": number, "from": SERVER, "to": name}

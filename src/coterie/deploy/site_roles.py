@@ -28,7 +28,7 @@ class RemoteServer:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return ()
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         return tree.broadcast(self.down, 1)
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
@@ -55,7 +55,7 @@ class OwnServer:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return method.init_server(params, population)
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         return send(server, torch.tensor([self.index]), draw())
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:

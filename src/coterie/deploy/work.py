@@ -130,7 +130,7 @@ class Workbench:
     def deploy_from_copy(self, round: int, private: Private, place: OwnServer) -> Tree:
         """Return what a peer's own copy of the server deploys after `round`; no client axis."""
         draw = lambda: rng.torch_generator(self.config.seed, "dispatch for evaluation", round)  # noqa: E731
-        return tree.rows(place.send(self.method.deploy, private.copy, torch.tensor([0]), draw), 0)
+        return tree.rows(place.send(self.method, self.method.deploy, private.copy, torch.tensor([0]), draw), 0)
 
     def results(self, round: int, client: Tree, deploy: Tree) -> SiteResults:
         """Return the site's model as of `round`, and its predictions."""
