@@ -13,7 +13,7 @@ that the sender took part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -42,9 +42,10 @@ class Addressed(NamedTuple):
 
 def asked(down: Tree) -> Asked | None:
     """Return what a message asks of other clients; None if it asks nobody."""
-    found: list[Asked] = []
-    _each_asked(down, lambda node: found.append(node) or node)
-    return found[0] if found else None
+    if isinstance(down, Asked):
+        return down
+    children = down.values() if isinstance(down, dict) else down if isinstance(down, tuple) else ()
+    return next((found for child in children if (found := asked(child)) is not None), None)
 
 
 def with_rows(down: Tree, rows: Tree) -> Any:
@@ -68,6 +69,27 @@ def fetch(down: Tree, offers: Tree) -> Any:
         return torch.where(_wide(there, before), offered[want.owners.clamp_min(0)], before)
 
     return with_rows(down, tree.map(filled, want.rows, offers))
+
+
+def received(down: Tree, itself: int, offers: Mapping[int, Tree]) -> Any:
+    """Fill in what one peer asked for and got; those who did not answer were not asked.
+
+    Args:
+        down: the message to the peer, as one row, leaves [1, ...].
+        itself: the peer's number; its own row is there already.
+        offers: what other clients sent, by their numbers, without client axis.
+    """
+    want = asked(down)
+    if want is None:
+        return down
+    owners = [each if each == itself or each in offers else NOBODY for each in want.owners[0].tolist()]
+
+    def filled(before: Tensor, *offered: Tensor) -> Tensor:
+        got = dict(zip(offers, offered, strict=True))
+        return torch.stack([got.get(each, row) for each, row in zip(owners, before[0], strict=True)])[None]
+
+    rows = tree.map(filled, want.rows, *offers.values())
+    return _each_asked(down, lambda _: Asked(torch.tensor([owners]), rows))
 
 
 def heard_by(peer: int, ids: Tensor, ups: Tree) -> Any:
@@ -94,6 +116,11 @@ def heard_by(peer: int, ids: Tensor, ups: Tree) -> Any:
 
     own = tree.map(lambda leaf: torch.where(_wide(ids == peer, leaf), leaf, torch.zeros_like(leaf)), ups.own)
     return Addressed(own, torch.where(some, peer, NOBODY)[:, None], tree.map(part, ups.parts))
+
+
+def own_part(up: Tree, sender: int) -> Any:
+    """Return what the sender itself hears of its message; both without client axis."""
+    return tree.rows(heard_by(sender, torch.tensor([sender]), tree.broadcast(up, 1)), 0)
 
 
 def letter(up: Tree, receiver: int) -> Tree | None:

@@ -103,6 +103,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},
+        {"neighbours": 1, "deployed": 0},
     )
 
     def init_server(self, params: Params, population: Population) -> Server:
