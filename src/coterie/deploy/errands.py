@@ -1,4 +1,4 @@
-"""Before a round among peers who ask each other: the relay asks each whom it asks, and then the owners for their offers.
+"""Before a round among peers who ask each other, the relay learns who asks whom, and fetches what the owners offer.
 
     ask      to those who train or evaluate; answered with names
     offer    to those named, with their mail of the last rounds and the names of who asks; answered with sealed offers

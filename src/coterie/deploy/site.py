@@ -288,11 +288,9 @@ class Site:
         neighbourhood: Neighbourhood,
         private: Private,
     ) -> tuple[dict[int, Tree], list[list[Any]]]:
-        """Open what this peer asked for, by the owner's number; also return [round, sender, code] of what is refused."""
-        secret, form = (
-            seal.exchange_key_at(self.root / "exchange.key"),
-            workbench.offer(private.copy, neighbourhood.index),
-        )
+        """Open what this peer asked for, by the owner's number; also return [round, sender, code] of refused offers."""
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        form = workbench.offer(private.copy, neighbourhood.index)
         offers, refused = {}, []
         for sender, data in offered.items():
             try:
