@@ -134,6 +134,23 @@ def test_federico_uses_neighbours_only():
     assert sim.state.server.models["weight"].shape[:2] == (3, 1), "a peer holds its own model"
 
 
+def test_a_copy_is_told_nothing_that_is_for_another():
+    told = []
+
+    class Watched(FedeRiCo):
+        def aggregate(self, server, ids, ups):
+            told.append((int(server.held), ids, ups))
+            return super().aggregate(server, ids, ups)
+
+    sim = path_graph(simulation(Watched(SGD(0.01)), 1))
+    for number in (1, 2):
+        sim.train(number, LOOP)
+    assert [(peer, ids.tolist()) for peer, ids, _ in told[3:]] == [(0, [0, 1]), (1, [0, 1, 2]), (2, [1, 2])]
+    for peer, ids, ups in told[3:]:
+        assert ups.to.tolist() == [[peer]] * len(ids), "one part each, which is for this peer"
+        assert ups.own.tracked.any(1).tolist() == (ids == peer).tolist(), "losses stay with the client"
+
+
 def test_relabelling_clients_and_edges_relabels_the_results():
     edges = [("site-0", "site-1"), ("site-1", "site-2"), ("site-2", "site-3")]
     order = [2, 0, 3, 1]
