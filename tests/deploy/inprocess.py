@@ -176,7 +176,7 @@ def private(queue: Queue, book: Ledger, name: str):
     store = Store(site.root, book.run, name)
     like = workbench.initial()
     if site.config.topology != "server":
-        like = workbench.initial_of_peer(torch.zeros(len(NAMES), dtype=torch.int64), 1)
+        like = workbench.initial_of_peer(torch.zeros(len(NAMES), dtype=torch.int64), 1, NAMES.index(name))
     return store._read("state", store.states()[-1], like)
 
 

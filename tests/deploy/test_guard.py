@@ -107,9 +107,9 @@ LIES = {  # method, its settings, what of its message, the lie, the code
     "a size": ("pfedvmp", {}, "size", 16.0, "bad-count"),
     "sizes of classes": ("pfedvmp", {}, "class_size", 6.0, "bad-count"),  # each of three
     "examples of a class": ("fedproto", {}, "class_size", -1.0, "bad-count"),
-    "a model nobody owns": ("federico", {}, "steps/owners", 4, "bad-count"),
-    "posterior weights": ("federico", {}, "steps/weight", 0.9, "bad-count"),
-    "a loss": ("federico", {}, "losses/tracked", -1.0, "bad-count"),
+    "a model nobody owns": ("federico", {}, "to", 4, "bad-count"),
+    "posterior weights": ("federico", {}, "parts/weight", 0.9, "bad-count"),
+    "a loss": ("federico", {}, "own/tracked", -1.0, "bad-count"),
 }
 
 

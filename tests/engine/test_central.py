@@ -13,7 +13,7 @@ PARAMS = {"w": torch.arange(3.0)}
 def test_everybody_is_sent_the_servers_model_and_bytes_count_both_ways():
     place, method, ids = Central(), FedAvg(), torch.tensor([0, 2])
     server = place.start(method, PARAMS, Population(3, 2))
-    down = place.send(method.dispatch, server, ids, lambda: torch.Generator().manual_seed(0))
+    down = place.send(method, method.dispatch, server, ids, lambda: torch.Generator().manual_seed(0))
     assert all(len(leaf) == 2 for leaf in tree.leaves(down))
     # Clients send a message of another size: the model and something more.
     assert place.traffic(method, ids, (down, torch.zeros(2)), down) == (2 * (3 * 4 + 4), 2 * 3 * 4)

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -6,18 +7,28 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from coterie.core import tree
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD, Adam
 from coterie.core.rng import keys_of
+from coterie.core.routes import Addressed
 from coterie.core.task import Task
 from coterie.data.federation import from_clients
 from coterie.data.minibatches import Plan
+from coterie.engine import make_peers
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedeRiCo, Local
-from coterie.methods.federico import Up
-from coterie.parts.mixtures import Contributions, Losses, Mixture, epsilon_greedy, pruned_mixture, track_losses
+from coterie.parts.mixtures import (
+    Contributions,
+    Losses,
+    Mixture,
+    deployed_mass,
+    epsilon_greedy,
+    pruned_mixture,
+    track_losses,
+)
 
-from .quadratic import LOOP, SIZES, STACKED, loss, simulation
+from .quadratic import LOOP, SIZES, STACKED, hessians, linear_terms, loss, simulation
 
 COUNT = torch.tensor(SIZES, dtype=torch.float64)
 EVERYBODY = FedeRiCo(SGD(0.01), local_work="gradient", mode="all-to-all", beta=1.0, temperature=4.0)
@@ -79,6 +90,87 @@ def test_weights_of_another_likelihood_do_decrease_it():
     sim.method = dataclasses.replace(sim.method, temperature=0.01)
     sim.train(41, STACKED)
     assert torch.logsumexp(-4 * mean_losses(models(sim)), 1).sum() < before - 1e-3
+
+
+def test_the_default_round_goes_the_weighted_ways_over_their_total_weight():
+    """`epochs`: phi_j goes sum_i w_ij (phi_j - end_ij) / max(1, sum_i w_ij), where end_ij is phi_j after client i's
+    three steps of gradient descent, w <- w - eta (H_i w - b_i)."""
+    method = FedeRiCo(SGD(0.05), mode="all-to-all", beta=1.0, temperature=4.0)
+    assert method.local_work == "epochs", "by default"
+    sim = simulation(method, steps=3)
+    sim.train(1, STACKED)
+    phi = models(sim)
+    sim.train(2, STACKED)
+    weights = torch.softmax(-4.0 * mean_losses(phi), 1)
+    total = weights.sum(0)
+    assert total.max() > 1.1, "or dividing by the total does nothing"
+    assert total.min() < 0.9, "or not dividing by less than 1 does nothing"
+    expected = phi.clone()
+    for i, (hessian, term) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        for j, start in enumerate(phi):
+            end = start
+            for _ in range(3):
+                end = end - 0.05 * (hessian @ end - term)
+            expected[j] -= weights[i, j] * (start - end) / total[j].clamp_min(1.0)
+    torch.testing.assert_close(models(sim), expected, rtol=1e-4, atol=1e-6)
+
+
+def quadratic_losses(phi: torch.Tensor) -> torch.Tensor:
+    """`mean_losses` again, by f_i(w) = w' H_i w / 2 - b_i . w + f_i(0): quicker, for many rounds."""
+    constant = torch.stack([loss(i, torch.zeros_like(phi[0])) for i in range(len(SIZES))])
+    curved = torch.einsum("jd,ide,je->ij", phi, torch.stack(hessians()), phi) / 2
+    return curved - torch.stack(linear_terms()) @ phi.T + constant[:, None]
+
+
+def test_the_mean_gradient_falls_with_the_number_of_rounds_theorem_3_1():
+    """With eta = a / sqrt(T), (1/T) sum_t ||grad_Phi f||^2 <= C / sqrt(T).
+
+    f = sum_i log sum_j exp(-tau l_ij), up to a constant: the likelihood under the uniform prior that beta = 1 keeps. A
+    round goes eta / tau along its gradient, and for steps below the inverse of its curvature gains at least
+    eta / (2 tau) ||grad f||^2. Added up, and as f stays below f* = sum_i log N - tau min f_i, C = 2 tau (f* - f_1) / a.
+    It counts from the round in which all models are on offer.
+    """
+    tau, a = EVERYBODY.temperature, 0.4
+
+    def likelihood(phi: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(-tau * quadratic_losses(phi), 1).sum()
+
+    minimisers = [torch.linalg.solve(h, b) for h, b in zip(hessians(), linear_terms(), strict=True)]
+    best = sum(math.log(len(SIZES)) - tau * loss(i, w) for i, w in enumerate(minimisers))
+    means = []
+    for rounds in (10, 40, 90):
+        sim = simulation(dataclasses.replace(EVERYBODY, optimizer=SGD(a / rounds**0.5)), steps=1)
+        sim.train(1, LOOP)
+        first, squares = likelihood(models(sim)), []
+        for number in range(2, rounds + 2):
+            squares.append((torch.func.grad(likelihood)(models(sim)) ** 2).sum())
+            sim.train(number, LOOP)
+        means.append(float(torch.stack(squares).mean()))
+        assert means[-1] < 2 * tau * (best - first) / a / rounds**0.5
+        gained = likelihood(models(sim)) - first
+        assert means[-1] < 2 * tau * gained / a / rounds**0.5, "every round gains what its gradient promises"
+    assert means[2] < means[1] < means[0], means
+
+
+def test_the_prior_moves_less_with_more_rounds_theorem_3_1():
+    """(1/T) sum_t Delta_Pi, the likelihood gained by moving the prior (eq. 4), is O(T^(-3/4)) and never negative."""
+
+    def mean_gain(rounds: int) -> float:
+        sim = simulation(dataclasses.replace(LETTER, optimizer=SGD(0.02 / rounds**0.5)), steps=1)
+        sim.train(1, LOOP)
+        prior, total = torch.full((3, 3), 1 / 3, dtype=torch.float64), 0.0
+        for number in range(2, rounds + 2):
+            evidence = -COUNT[:, None] * quadratic_losses(models(sim))
+            sim.train(number, LOOP)
+            moved = collaboration(sim).double()
+            gain = torch.logsumexp(moved.log() + evidence, 1) - torch.logsumexp(prior.log() + evidence, 1)
+            assert (gain > -1e-5).all()
+            prior, total = moved, total + float(gain.sum())
+        return total / rounds
+
+    means = [mean_gain(rounds) for rounds in (5, 20, 80)]
+    assert means[1] < 4**-0.75 * means[0], means
+    assert means[2] < 4**-0.75 * means[1], means
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.05, momentum=0.5), Adam(0.02)], ids=["sgd", "adam"])
@@ -151,14 +243,14 @@ def test_epsilon_greedy():
 def test_a_model_that_nobody_uses_is_not_moved_by_adam():
     params, ids = {"w": torch.zeros(2)}, torch.arange(2)
     tiny = torch.tensor([[1.0, 1e-6], [1.0 - 1e-6, 0.0]])  # what each of two clients gives to the models of 0 and 1
-    steps = Contributions(torch.tensor([[0, 1], [0, 1]]), tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
+    steps = Contributions(tiny, {"w": tiny[..., None] * torch.ones(2)}, {})
     moved = {}
     for method in (
         FedeRiCo(Adam(0.01), local_work="gradient"),
         FedeRiCo(Adam(0.01), local_work="gradient", idle_below=0.0),
     ):
         server = method.init_server(params, Population(2, 2))
-        ups = Up({"w": torch.zeros(2, 2)}, steps, server.losses)
+        ups = Addressed(server.losses, torch.tensor([[0, 1], [0, 1]]), steps)
         server = method.aggregate(server, ids, ups)
         moved[method.idle_below] = server.models["w"][:, 0]
         assert server.optimizer[2].tolist() == [1.0, float(method.idle_below == 0)]
@@ -184,6 +276,85 @@ def test_predictions_are_mixed_and_the_useless_are_pruned():
     regression = Task(nn.Linear(3, 2), "regression")
     mean = sum(s * (x @ w.T + b) for s, w, b in zip(share, phi["weight"], phi["bias"], strict=True))
     torch.testing.assert_close(FedeRiCo().predict(regression, Mixture(phi, share), x), mean)
+
+
+TRACKED = torch.tensor([2.0, 0.5, 1.0, 0.1, 3.0])  # on the data of client 0
+VISITED = torch.tensor([True, True, True, False, True])
+
+
+def known_server(method: FedeRiCo):
+    """Five clients; the model of client j is the number j, and client 0 knows what the models are worth to it."""
+    server = method.init_server({"w": torch.zeros(1)}, Population(5, 5))
+    losses = Losses(*(each.clone() for each in server.losses))
+    losses.tracked[0], losses.last[0], losses.visited[0] = TRACKED, TRACKED, VISITED
+    return server._replace(models={"w": torch.arange(5.0)[:, None]}, losses=losses, heard=torch.ones(5) > 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "whose"),
+    [
+        ({"neighbours": 2}, [0, 1, 2]),  # not the worst, 4, nor the one never visited, 3
+        ({"neighbours": 1}, [0, 1]),
+        ({"neighbours": 0}, [0]),
+        ({"neighbours": 1, "deployed": 2}, [0, 1, 2]),
+        ({"neighbours": 3, "deployed": 0}, [0]),
+        ({"neighbours": 1, "deployed": "all"}, [0, 1, 2, 4]),
+        ({"neighbours": 1, "mode": "all-to-all"}, [0, 1, 2, 4]),
+    ],
+)
+def test_a_client_deploys_its_own_model_and_the_best_of_those_visited(options, whose):
+    method = FedeRiCo(prune_below=0.0, **options)
+    down = method.deploy(known_server(method), torch.tensor([0]), torch.Generator())
+    view = method.personalize(None, (), tree.rows(down, 0), None)
+    held = view.weight > 0
+    assert view.models["w"][held, 0].tolist() == whose
+    torch.testing.assert_close(view.weight[held], torch.softmax(-TRACKED[whose], 0))
+
+
+def test_what_is_deployed_of_the_posterior_is_reported():
+    weights = torch.softmax(-TRACKED[VISITED], 0)  # of 0, 1, 2, 4
+    itself = torch.arange(5) == 0
+    for number, prune, expected in [
+        (5, 0.0, 1.0),
+        (3, 0.0, weights[:3].sum()),
+        (2, 0.0, weights[:2].sum()),
+        (1, 0.0, weights[0]),
+        (3, 0.15, weights[1:3].sum()),  # its own share is 0.12: pruned
+    ]:
+        assert float(deployed_mass(TRACKED, VISITED, itself, number, prune)) == pytest.approx(float(expected))
+    sim = simulation(FedeRiCo(SGD(0.01), neighbours=1, epsilon=0.0, prune_below=0.0), steps=1)
+    for number in (1, 2, 3):
+        outcome = sim.train(number, STACKED)
+    posterior = collaboration(sim)
+    own = posterior.diagonal()
+    torch.testing.assert_close(outcome.info["deployed_mass"], own + (posterior - torch.diag(own)).max(1).values)
+    assert (outcome.info["deployed_mass"] < 0.99).all(), "three models are known, and two are deployed"
+
+
+def test_only_an_owner_that_takes_steps_has_an_optimisers_state():
+    params = {"w": torch.zeros(3)}
+    assert FedeRiCo(Adam(0.01)).init_server(params, Population(4, 4)).optimizer == ()
+    kept = FedeRiCo(Adam(0.01), local_work="gradient").init_server(params, Population(4, 4)).optimizer
+    assert tree.nbytes(kept) >= 2 * 4 * 12, "two moments for each of four models"
+
+
+@pytest.mark.parametrize(("topology", "asks"), [("complete", 3), ("ring", 2), ("server", 4)])
+def test_a_client_and_round_cost_2m_messages_of_a_models_size_section_3_3(topology, asks):
+    """Eight clients, M = 3: three models in and three updates out; beside them numbers. A ring has two neighbours. A
+    server also sends the client its own model, and hears its update."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(20, 64, generator=draw), torch.randint(3, (20,), generator=draw)) for _ in range(8)]
+    data = from_clients(clients, num_classes=3, seed=0)
+    torch.manual_seed(0)
+    task = Task(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)), num_classes=3)
+    size = tree.nbytes(task.init())
+    place = make_peers(topology, data.names, 0)
+    sim = Simulation.start(FedeRiCo(), task, data, Plan(batch_size=10), 8, 0, place=place)
+    for number in (1, 2, 3):
+        outcome = sim.train(number, LOOP)
+    for traffic in (outcome.bytes_up, outcome.bytes_down):
+        assert asks <= traffic / 8 / size < asks + 0.01
+    assert tree.nbytes(sim.state.server) < 8.1 * size, "each model is with its owner, and nowhere else"
 
 
 def groups(seed: int):

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.core import tree
+from coterie.core import routes, tree
 from coterie.core.batches import Batches
 from coterie.core.client_rows import RowStore
 from coterie.core.task import Task
@@ -57,6 +57,7 @@ class Population(NamedTuple):
     task: Task | None = None
     keys: Tensor | None = None  # [size] int64, a hash of each client's name; None if clients have no names
     store: RowStore | None = None  # decides where rows of many clients are kept; None keeps them in memory
+    holds: Tensor | None = None  # int64; among peers, whose rows a copy of the server needs to hold; None: everybody's
 
     def rows(self, first: Tree) -> Any:
         """Return a row for every client, all equal to `first` at the start.
@@ -234,6 +235,14 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         """The number of epochs of its training data that a client needs to make its view; 0 if it needs none."""
         return 0
 
+    def offer(self, server: Server, ids: Tensor) -> Tree:
+        """Return what each of the clients `ids` gives to those who ask for it, leaves [len(ids), ...].
+
+        It is what `dispatch` and `deploy` put into `coterie.core.routes.Asked`. Methods in which no client asks another
+        have nothing to offer.
+        """
+        return ()
+
     def global_model(self, server: Server) -> Params | None:
         """Return the method's one model for everybody, which is then evaluated too (G); None if it has none.
 
@@ -246,7 +255,7 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
 
         Override it if messages have room that is not always used.
         """
-        return tree.nbytes(ups)
+        return routes.sent_bytes(ups)
 
     def implausible(self, up: Up, examples: int) -> str | None:
         """Explain what in a message cannot be true; return None if everything can. A deployed server asks this first.

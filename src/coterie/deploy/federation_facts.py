@@ -166,19 +166,25 @@ def population(
     return Population(facts.size, audience, task, names_keys)
 
 
+def population_of_peer(
+    facts: FederationFacts, task: Task, names_keys: torch.Tensor, near: int, index: int
+) -> Population:
+    return population(facts, task, names_keys, near)._replace(holds=torch.tensor([index]))
+
+
 def message_forms(
-    method: AnyMethod, task: Task, server: Tree, config: Config, facts: FederationFacts
+    method: AnyMethod, task: Task, server: Tree, config: Config, facts: FederationFacts, index: int = 0
 ) -> tuple[Tree, Tree]:
     """Return a client's message and its info as the method makes them, from an update on two masked zero examples.
 
-    Only the names, shapes and types of the result are meaningful.
+    Only the names, shapes and types of the result are meaningful. `server` must hold the rows of client `index`.
     """
     plan = facts.plan(config)
     steps = torch.zeros(1 if plan.steps else plan.epochs, plan.steps or 1, 2, dtype=torch.int64)
     x = facts.blank(2)
     y = torch.zeros(2, *facts.y_shape, dtype=torch.float32 if facts.classes is None else torch.int64)
     batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(2.0))
-    down = tree.rows(method.dispatch(server, torch.tensor([0]), torch.Generator()), 0)
+    down = tree.rows(method.dispatch(server, torch.tensor([index]), torch.Generator()), 0)
     with one_thread():
         _, up, info = method.local_update(task, method.init_client(task.init()), down, batches)
     return up, info

@@ -70,7 +70,12 @@ def check_message(method: AnyMethod, up: Tree, examples: int, norm_bound: float)
     impossible = method.implausible(up, examples)
     if impossible is not None:
         raise Refused("bad-count", impossible)
-    floats = (leaf for leaf in tree.leaves(up) if leaf.is_floating_point())
+    check_norm(up, norm_bound)
+
+
+def check_norm(content: Tree, norm_bound: float) -> None:
+    """Check that the norm of all floating-point values together is not above the bound."""
+    floats = (leaf for leaf in tree.leaves(content) if leaf.is_floating_point())
     norm = math.sqrt(sum(float((leaf.double() ** 2).sum()) for leaf in floats))
     if norm > norm_bound:
         raise Refused("norm", f"a norm of {norm:.3g}, above the bound {norm_bound:g}")

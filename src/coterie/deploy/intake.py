@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from coterie.core import routes
+from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.deploy import guard, peer_mail, wire
 from coterie.deploy.guard import SERVER
@@ -36,6 +38,7 @@ class Forms:
     info: Tree
     alone_info: Tree
     near: Mapping[str, tuple[str, ...]] | None  # each site's neighbours; None with a server
+    offer: Tree = None  # the form of what a peer gives to those who ask; None if nobody asks
 
 
 @dataclass
@@ -54,21 +57,9 @@ class Intake:
 
     def take(self, sender: str, envelope: Envelope, header: dict[str, Any]) -> None:
         """Accept an answer whose address and signature are verified; raise `Refused` if it is invalid."""
-        if header["run"] != self.ledger.run:
-            raise Refused("wrong-run", f"run '{header['run']}'")
-        if header["to"] != SERVER:
-            raise Refused("wrong-receiver", f"for '{header['to']}'")
-        if header["round"] < self.round:
-            raise Refused("late", f"for round {header['round']}, but round {self.round} is open")
-        if header["round"] > self.round:
-            raise Refused("wrong-round", f"for round {header['round']}, but round {self.round} is open")
-        if header["life"] != self.ledger.life or sender in self.answers:
+        if sender in self.answers:
             raise Refused("replay")
-        if header["kind"] == "refused":
-            code = header.get("code")
-            raise Refused(code if code in CODES else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
-        if header["kind"] != "answer" or header.get("request") != self.asked.get(sender):
-            raise Refused("wrong-round", "it does not answer the request of this round")
+        check_reply(self.ledger, self.round, header, "answer", self.asked.get(sender))
         self.answers[sender] = self._open(sender, envelope, header)
 
     def _open(self, sender: str, envelope: Envelope, header: dict[str, Any]) -> Answer:
@@ -76,7 +67,7 @@ class Intake:
         if not isinstance(metrics, dict) or not metrics.keys() <= {"own", "alone"}:
             raise Refused("bad-header", "metrics that cannot be read")
         metrics = {who: guard.check_metrics(by) for who, by in metrics.items()}
-        refused = _complaints(header.get("refused", []))
+        refused = complaints(header.get("refused", []))
         if sender not in self.training:
             guard.open_body(envelope, {})
             return Answer((), {}, {}, metrics, {}, refused)
@@ -100,16 +91,42 @@ class Intake:
             listed = [(str(to), int(size)) for to, size in header["mail"]]
         except (TypeError, KeyError, ValueError) as error:
             raise Refused("bad-header", "the list of mail cannot be read") from error
-        most = wire.limit(self.forms.up) + peer_mail.SEAL_OVERHEAD_BYTES
-        if sorted(to for to, _ in listed) != sorted(self.forms.near[sender]):
+        to, near = sorted(to for to, _ in listed), sorted(self.forms.near[sender])
+        some = isinstance(self.forms.up, Addressed) and len(set(to)) == len(to) and set(to) <= set(near)
+        if to != near and not some:
             raise Refused("wrong-receiver", "mail for sites that are not neighbours")
-        if any(not 0 <= size <= most for _, size in listed):
-            raise Refused("too-large", f"mail of more than {most} bytes")
-        sizes = {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, (_, size) in enumerate(listed)}
-        return [to for to, _ in listed], sizes
+        return [to for to, _ in listed], letter_sizes([size for _, size in listed], routes.letter_form(self.forms.up))
 
 
-def _complaints(listed: Any) -> list[list[Any]]:
+def letter_sizes(sizes: list[int], form: Tree) -> Tree:
+    """Return the form of mail of these sizes; raise `Refused` if a letter with content of `form` cannot be so large."""
+    most = wire.limit(form) + peer_mail.SEAL_OVERHEAD_BYTES
+    if any(not 0 <= size <= most for size in sizes):
+        raise Refused("too-large", f"mail of more than {most} bytes")
+    return {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, size in enumerate(sizes)}
+
+
+def check_reply(ledger: Ledger, round: int, header: dict[str, Any], kind: str, request: str | None) -> None:
+    """Check that a reply is of this kind, and that it replies to `request` (a digest) of the open round."""
+    if header["run"] != ledger.run:
+        raise Refused("wrong-run", f"run '{header['run']}'")
+    if header["to"] != SERVER:
+        raise Refused("wrong-receiver", f"for '{header['to']}'")
+    if header["round"] < round:
+        raise Refused("late", f"for round {header['round']}, but round {round} is open")
+    if header["round"] > round:
+        raise Refused("wrong-round", f"for round {header['round']}, but round {round} is open")
+    if header["life"] != ledger.life:
+        raise Refused("replay")
+    if header["kind"] == "refused":
+        code = header.get("code")
+        raise Refused(code if code in CODES else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
+    if header["kind"] != kind or header.get("request") != request:
+        raise Refused("wrong-round", "it does not answer the request of this round")
+
+
+def complaints(listed: Any) -> list[list[Any]]:
+    """Check and return a site's list of refused mail, [round, sender, code]."""
     right = isinstance(listed, list) and all(
         isinstance(each, list) and len(each) == 3 and type(each[0]) is int and each[2] in CODES for each in listed
     )

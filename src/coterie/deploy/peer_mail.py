@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.core import tree
+from coterie.core import routes, tree
 from coterie.core.tree import Tree
 from coterie.deploy import seal, wire
 from coterie.deploy.refused import Refused
@@ -50,31 +50,43 @@ class Neighbourhood:
         except (TypeError, KeyError, ValueError) as error:
             raise Refused("bad-header", "the neighbours cannot be read") from error
 
+    @property
+    def names(self) -> dict[int, str]:
+        """The neighbours' names, by their numbers."""
+        return {peer.index: name for name, peer in self.near.items()}
+
 
 def write(neighbourhood: Neighbourhood, secret: X25519PrivateKey, run: str, round: int, up: Tree) -> dict[str, bytes]:
-    """Return the site's message for each neighbour, encrypted so that only the neighbour can read it."""
-    data = wire.encode(up)
-    if not neighbourhood.sealed:
-        return dict.fromkeys(neighbourhood.near, data)
-    return {
-        name: seal.seal(data, secret, peer.exchange, Route(run, round, neighbourhood.name, name))
-        for name, peer in neighbourhood.near.items()
-    }
+    """Return the letters of a site's message, encrypted so that only the receiver can read one.
+
+    A message goes to all neighbours; of one in parts (`coterie.core.routes`), each part to the neighbour it is for.
+    """
+    letters = {name: routes.letter(up, peer.index) for name, peer in neighbourhood.near.items()}
+    return _sealed(
+        neighbourhood, secret, run, round, {name: each for name, each in letters.items() if each is not None}
+    )
+
+
+def write_offer(
+    neighbourhood: Neighbourhood, secret: X25519PrivateKey, run: str, round: int, offer: Tree, askers: list[str]
+) -> dict[str, bytes]:
+    """Return what the site offers as a letter to each neighbour that asked."""
+    return _sealed(neighbourhood, secret, run, round, dict.fromkeys(askers, offer), "offer")
 
 
 def read(
     neighbourhood: Neighbourhood, secret: X25519PrivateKey, run: str, letter: tuple[int, str], data: bytes, like: Tree
 ) -> tuple[Peer, Tree]:
-    """Open and check a letter (round, sender); return the sender and its message, or raise `Refused`."""
-    round, sender = letter
-    peer = neighbourhood.near.get(sender)
-    if peer is None:
-        raise Refused("unknown-site", f"'{sender}' is not a neighbour")
-    if neighbourhood.sealed:
-        data = seal.unseal(data, secret, peer.exchange, Route(run, round, sender, neighbourhood.name))
-    if len(data) > wire.limit(like):
-        raise Refused("too-large")
-    return peer, wire.decode(data, like)
+    """Open and check a letter (round, sender) of a message `like` this; return the sender and what is heard of it."""
+    peer, content = _opened(neighbourhood, secret, run, letter, data, routes.letter_form(like), "message")
+    return peer, routes.from_letter(content, neighbourhood.index, like)
+
+
+def read_offer(
+    neighbourhood: Neighbourhood, secret: X25519PrivateKey, run: str, letter: tuple[int, str], data: bytes, like: Tree
+) -> tuple[Peer, Tree]:
+    """Open and check an offer `like` this, in a letter (round, sender); return the sender and its offer."""
+    return _opened(neighbourhood, secret, run, letter, data, like, "offer")
 
 
 def combine(method: AnyMethod, copy: Tree, heard: Mapping[int, Tree]) -> Tree:
@@ -83,3 +95,43 @@ def combine(method: AnyMethod, copy: Tree, heard: Mapping[int, Tree]) -> Tree:
         return copy
     ids = sorted(heard)
     return method.aggregate(copy, torch.tensor(ids), tree.stack([heard[i] for i in ids]))
+
+
+def _sealed(
+    neighbourhood: Neighbourhood,
+    secret: X25519PrivateKey,
+    run: str,
+    round: int,
+    letters: Mapping[str, Tree],
+    what: str = "message",
+) -> dict[str, bytes]:
+    encoded: dict[int, bytes] = {}  # what goes to several is encoded once
+    sent = {}
+    for name, content in letters.items():
+        data = encoded.setdefault(id(content), b"") or wire.encode(content)
+        encoded[id(content)] = sent[name] = data
+        if neighbourhood.sealed:
+            route = Route(run, round, neighbourhood.name, name, what)
+            sent[name] = seal.seal(data, secret, neighbourhood.near[name].exchange, route)
+    return sent
+
+
+def _opened(
+    neighbourhood: Neighbourhood,
+    secret: X25519PrivateKey,
+    run: str,
+    letter: tuple[int, str],
+    data: bytes,
+    like: Tree,
+    what: str,
+) -> tuple[Peer, Tree]:
+    """Return the sender and the content of a letter, or raise `Refused`."""
+    round, sender = letter
+    peer = neighbourhood.near.get(sender)
+    if peer is None:
+        raise Refused("unknown-site", f"'{sender}' is not a neighbour")
+    if neighbourhood.sealed:
+        data = seal.unseal(data, secret, peer.exchange, Route(run, round, sender, neighbourhood.name, what))
+    if len(data) > wire.limit(like):
+        raise Refused("too-large")
+    return peer, wire.decode(data, like)

@@ -1,6 +1,6 @@
 """Encrypts mail between two sites so that the relay cannot read it: X25519 and ChaCha20-Poly1305.
 
-    key = HKDF-SHA256(X25519(own secret, the other's public), info = "coterie", run, round, sender, receiver)
+    key = HKDF-SHA256(X25519(own secret, the other's public), info = "coterie", run, round, sender, receiver, what)
 
 Each message has its own key. Both ends need the right secrets, so whoever can open a message also knows who wrote it. A
 site's exchange key is made once and signed with the key that identifies the site. If a site has the others' public keys
@@ -39,10 +39,11 @@ class Route:
     round: int
     sender: str
     receiver: str
+    what: str = "message"  # or "offer", of what the receiver asked for
 
     def text(self) -> bytes:
         """Return the route as bytes, for the key derivation."""
-        return "\x1f".join(["coterie", self.run, str(self.round), self.sender, self.receiver]).encode()
+        return "\x1f".join(["coterie", self.run, str(self.round), self.sender, self.receiver, self.what]).encode()
 
 
 def exchange_key_at(path: Path) -> X25519PrivateKey:

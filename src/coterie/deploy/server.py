@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from coterie.core import rng, tree
+from coterie.core import rng, routes, tree
 from coterie.core.errors import ConfigError
 from coterie.core.method import Population
 from coterie.core.toml import to_toml
@@ -24,6 +24,7 @@ from coterie.core.tree import Tree
 from coterie.deploy import guard, outcome, wire
 from coterie.deploy.contract import Rules, Transport
 from coterie.deploy.delivery import Delivery
+from coterie.deploy.errands import Errands
 from coterie.deploy.federation_facts import (
     FederationFacts,
     build_task,
@@ -103,6 +104,7 @@ class Rounds:
     records: list[Record]
     alone: list[Record]  # records of training alone
     silent: set[str] = field(default_factory=set)  # did not answer last time, so they are not waited for
+    errands: Errands | None = None  # what peers asked each other for in this round
 
     @classmethod
     def begin(cls, server: Server, ledger: Ledger, joining: Joining, folder: RunFolder) -> Rounds:
@@ -126,8 +128,10 @@ class Rounds:
         if config.reference and config.method != "local":
             alone_info = message_forms(local_like(method), task, (), config, facts)[1]
         names = federation.names
-        near = None
+        near, offer = None, None
         if peers is not None:
+            if routes.asked(method.dispatch(start, torch.tensor([0]), torch.Generator())) is not None:
+                offer = tree.rows(method.offer(start, torch.tensor([0])), 0)
             near = {name: tuple(names[j] for j in peers.near[i] if j != i) for i, name in enumerate(names)}
             start = ()
         state = State(start, ())
@@ -142,7 +146,7 @@ class Rounds:
             if not (beside.path / "config.toml").exists():
                 beside.create(to_toml(setup.with_method(local_like(method)).config.to_file()))
             beside.rewrite_rounds(alone)
-        forms = Forms(up, info, alone_info, near)
+        forms = Forms(up, info, alone_info, near, offer)
         return cls(server, ledger, joining, folder, facts, setup, sim, forms, records, alone)
 
     @property
@@ -162,6 +166,7 @@ class Rounds:
         evaluating = previous > 0 and (previous % self.config.evaluate_every == 0 or last)
         training = frozenset(self.names[i] for i in sampled)
         asked = self.names if evaluating else sorted(training)
+        self.errands = self._run_errands(number, sampled, list(asked), evaluating)
         letters, down = self._letters(number, sampled, list(asked), evaluating)
         answers = self._collect(number, letters, training)
         if evaluating:
@@ -174,7 +179,7 @@ class Rounds:
         self.ledger.round = number
         if self.ledger.pending is not None:
             self.ledger.pending["seconds"] = self.server.transport.now() - begin
-        self.ledger.mail.drop(self.ledger.base)
+        self.ledger.mail.drop({name: self.ledger.base.get(name, 0) for name in self.names})
         self.folder.save(number, self.sim.state, self.ledger.best or None)
         self.ledger.save(self.server.out)
         self._show(number, answers, training)
@@ -221,37 +226,78 @@ class Rounds:
             letters[name] = self._sign(name, number, about, wire.encode(content))
         return letters, train
 
+    def _run_errands(self, number: int, sampled: list[int], asked: list[str], evaluating: bool) -> Errands | None:
+        """Let peers ask each other, if the method has them do so."""
+        if self.forms.offer is None or self.forms.near is None:
+            return None
+        errands = Errands(self.ledger, number, self.forms.near, self.forms.offer)
+
+        def deliver(letters: dict[str, Envelope], take: Callable[[str, Envelope, Record], bool]) -> None:
+            if letters:
+                self._deliver(number, letters, take, frozenset(letters), need=0)
+
+        def about(name: str, kind: str) -> Record:
+            training = self.names.index(name) in sampled
+            return {"kind": kind, **self._about_peer(name), "train": training, "evaluate": evaluating}
+
+        errands.ask({name: self._sign(name, number, about(name, "ask"), b"") for name in asked}, deliver)
+        letters = {}
+        for name, askers in sorted(errands.askers.items()):
+            listed, content = self._mail(name)
+            header = {**about(name, "offer"), "mail": listed, "askers": sorted(askers)}
+            letters[name] = self._sign(name, number, header, wire.encode({"mail": content}))
+        errands.fetch(letters, deliver)
+        return errands
+
     def _peer_letter(self, number: int, name: str, sampled: list[int], evaluating: bool, header: Record) -> Envelope:
-        assert self.setup.peers is not None
+        caught_up = self.errands is not None and name in self.errands.caught_up
+        listed, content = ([], {}) if caught_up else self._mail(name)
+        offers = [] if self.errands is None else self.errands.of(name)
+        about = {
+            **header,
+            **self._about_peer(name),
+            "train": self.names.index(name) in sampled,
+            "evaluate": evaluating,
+            "mail": listed,
+            "caught_up": caught_up,
+            "offers": [[each.sender, len(each.data)] for each in offers],
+        }
+        boxes = {"mail": content, "offers": {str(i): as_leaf(each.data) for i, each in enumerate(offers)}}
+        return self._sign(name, number, about, wire.encode(boxes))
+
+    def _mail(self, name: str) -> tuple[list[list[Any]], Tree]:
+        """Return a peer's mail that its state does not have yet: a list, and the letters."""
+        mail = self.ledger.mail.of(name, self.ledger.base.get(name, 0))
+        listed = [[each.round, each.sender, len(each.data)] for each in mail]
+        return listed, {str(i): as_leaf(each.data) for i, each in enumerate(mail)}
+
+    def _about_peer(self, name: str) -> Record:
+        """Return what a peer is told of its neighbours in every message."""
         assert self.forms.near is not None
-        index, base = self.names.index(name), self.ledger.base.get(name, 0)
-        mail = self.ledger.mail.of(name, base)
+        base, heard = self.ledger.base.get(name, 0), self.ledger.mail.heard
         near = {
             other: [self.names.index(other), self.ledger.declared[other].train, self.ledger.cards[other]]
             for other in self.forms.near[name]
         }
-        about = {
-            **header,
-            "train": index in sampled,
-            "evaluate": evaluating,
+        return {
             "base": base,
             "peers": {
-                "index": index,
+                "index": self.names.index(name),
                 "near": near,
                 "keys": rng.keys_of(self.names).tolist(),
                 "sealed": self.server.rules.sealed,
             },
-            "mail": [[each.round, each.sender, len(each.data)] for each in mail],
-            "said": [round for round, heard in self.ledger.mail.heard.items() if name in heard],
+            "said": [round for round, names in heard.items() if name in names],
+            "news": [
+                [round, other] for round, names in heard.items() if round >= base for other in names if other in near
+            ],
         }
-        content = {"mail": {str(i): as_leaf(each.data) for i, each in enumerate(mail)}}
-        return self._sign(name, number, about, wire.encode(content))
 
     def _send(self, send: Any, ids: list[int], purpose: str, round: int) -> Tree:
         def draw() -> torch.Generator:
             return rng.torch_generator(self.config.seed, purpose, round)
 
-        return self.sim.place.send(send, self.sim.state.server, torch.tensor(ids), draw)
+        return self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
 
     def _sign(self, name: str, number: int, header: Record, body: bytes) -> Envelope:
         route = {"run": self.ledger.run, "life": self.ledger.life, "round": number, "from": SERVER, "to": name}
@@ -334,6 +380,7 @@ class Rounds:
                 for to, data in answers[self.names[i]].mail.items():
                     self.ledger.mail.put(number, self.names[i], to, data)
                     up += len(data)
+            down_bytes = 0 if self.errands is None else self.errands.nbytes
             self.ledger.mail.heard[number] = [self.names[i] for i in heard]
         result = Round(ids, info, server_info, up, down_bytes)
         self.ledger.pending = _record(number, result, self.setup.federation)
@@ -351,7 +398,9 @@ class Rounds:
             status.state, status.round = "answered", min(number, self.config.rounds)
             metric = answer.metrics.get("own", {}).get("validation", {}).get(self.setup.metric)
             status.metric = status.metric if metric is None else metric
-            for round, sender, code in answer.refused:
+        told = {} if self.errands is None else self.errands.refused
+        for name, refused in [*told.items(), *((name, answer.refused) for name, answer in answers.items())]:
+            for round, sender, code in refused:
                 if sender in self.ledger.sites:
                     self.ledger.sites[sender].refuse(f"{code} (by {name}, round {round})")
         self.ledger.show(self.server.out)

@@ -18,12 +18,15 @@ from typing import Any
 
 import torch
 
+from coterie.core import routes
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
 from coterie.deploy import guard, peer_mail, seal, site_folder, wire
 from coterie.deploy.federation_facts import FederationFacts, declare
 from coterie.deploy.guard import SERVER
+from coterie.deploy.intake import letter_sizes
 from coterie.deploy.keys import Identity, same_key
 from coterie.deploy.peer_mail import Neighbourhood
 from coterie.deploy.refused import Refused
@@ -103,6 +106,10 @@ class Site:
         if header["kind"] == "finish":
             self._finish(header, store)
             return self._reply(header, {"kind": "finished"})
+        if header["kind"] == "ask":
+            return self._ask(header, asked, store)
+        if header["kind"] == "offer":
+            return self._offer(envelope, header, asked, store)
         if header["kind"] != "round":
             raise Refused("bad-header", f"unknown kind '{header['kind']}'")
         return self._round(envelope, header, asked, store)
@@ -119,28 +126,31 @@ class Site:
         number, trains, evaluates = header["round"], bool(header["train"]), bool(header["evaluate"])
         workbench = self._workbench(header)
         neighbourhood, about = self._neighbourhood(header, store)
-        initial = (
-            workbench.initial()
-            if neighbourhood is None
-            else workbench.initial_of_peer(neighbourhood.keys, len(neighbourhood.near) + 1)
-        )
-        at, private = store.load(header["base"], initial)
+        at, private = store.load(header["base"], _initial(workbench, neighbourhood))
         reply: Header = {"kind": "answer", "request": asked, "base": header["base"]}
         place: RemoteServer | OwnServer
         deploy: Tree = ()
         down: Tree = None
+        offers: dict[int, Tree] = {}
         if neighbourhood is None:
             content = guard.open_body(envelope, workbench.message_form(train=trains, deploy=evaluates))
             deploy, down = content.get("deploy"), content.get("train")
             place = RemoteServer(deploy, content.get("shared"))
         else:
-            private, reply["refused"] = self._read_mail(envelope, header, workbench, neighbourhood, at, private)
-            place = OwnServer(neighbourhood.index)
+            mail, offered = self._open_mail(envelope, header, workbench, neighbourhood, private)
+            offers, bad = self._read_offers(offered, header, workbench, neighbourhood, private)
+            reply["refused"] = bad
+            if header.get("caught_up"):
+                private = private._replace(copy=store.copy_before(number, private.copy))
+            else:
+                private, refused = self._read_mail(mail, header, workbench, neighbourhood, at, private)
+                reply["refused"] += refused
+            place = OwnServer(neighbourhood.index, offers)
             store.write("about.json", about)
         history = store.read("history.json", [])
         if evaluates:
             if neighbourhood is not None:
-                deploy = workbench.deploy_from_copy(number - 1, private, OwnServer(neighbourhood.index))
+                deploy = workbench.deploy_from_copy(number - 1, private, OwnServer(neighbourhood.index, offers))
             reply["metrics"] = workbench.evaluate(number - 1, private, place)
             history = [row for row in history if row["round"] < number - 1]
             history.append({"round": number - 1, **reply["metrics"]})
@@ -149,7 +159,7 @@ class Site:
             store.keep_candidate("alone", number - 1, {"alone": private.alone}, header["best_alone"])
         body: dict[str, Tree] = {}
         if trains:
-            place = RemoteServer(down) if neighbourhood is None else OwnServer(neighbourhood.index)
+            place = RemoteServer(down) if neighbourhood is None else OwnServer(neighbourhood.index, offers)
             private, up, info, alone_info = workbench.train(number, private, place)
             body = {"info": info, "alone_info": alone_info}
             if neighbourhood is None:
@@ -159,7 +169,7 @@ class Site:
                 letters = peer_mail.write(neighbourhood, secret, header["run"], number, up)
                 reply["mail"] = [[to, len(data)] for to, data in letters.items()]
                 body["mail"] = {str(i): as_leaf(data) for i, data in enumerate(letters.values())}
-                private = private._replace(up=up, spoke=torch.tensor(True))
+                private = private._replace(up=routes.own_part(up, neighbourhood.index), spoke=torch.tensor(True))
         elif neighbourhood is not None:
             private = private._replace(spoke=torch.tensor(False))
         reply["seconds"] = time.perf_counter() - begin
@@ -169,6 +179,40 @@ class Site:
         store.commit(answer)
         return answer
 
+    def _ask(self, header: Header, asked: str, store: Store) -> Envelope:
+        """Tell whom this peer asks. That depends on its own last message, and on who took part; not on mail."""
+        workbench, neighbourhood, at, private = self._peer(header, store)
+        copy = self._read_mail({}, header, workbench, neighbourhood, at, private)[0].copy
+        train, evaluate = bool(header["train"]), bool(header["evaluate"])
+        owners = workbench.asks(header["round"], copy, neighbourhood.index, train=train, evaluate=evaluate)
+        names = sorted(neighbourhood.names[owner] for owner in owners)
+        return self._reply(header, {"kind": "asks", "request": asked, "asks": names})
+
+    def _offer(self, envelope: Envelope, header: Header, asked: str, store: Store) -> Envelope:
+        """Read the mail, and offer to those who ask what the copy of the server then has of this peer."""
+        workbench, neighbourhood, at, private = self._peer(header, store)
+        askers = header.get("askers")
+        if not isinstance(askers, list) or not {*askers} <= neighbourhood.near.keys():
+            raise Refused("wrong-receiver", "sites ask that are not neighbours")
+        mail, _ = self._open_mail(envelope, header, workbench, neighbourhood, private)
+        private, refused = self._read_mail(mail, header, workbench, neighbourhood, at, private)
+        copy = private.copy
+        store.keep_copy(header["round"], copy)
+        secret, offer = seal.exchange_key_at(self.root / "exchange.key"), workbench.offer(copy, neighbourhood.index)
+        letters = peer_mail.write_offer(neighbourhood, secret, header["run"], header["round"], offer, askers)
+        body = wire.encode({"mail": {str(i): as_leaf(data) for i, data in enumerate(letters.values())}})
+        listed = [[to, len(data)] for to, data in letters.items()]
+        return self._reply(header, {"kind": "offers", "request": asked, "mail": listed, "refused": refused}, body)
+
+    def _peer(self, header: Header, store: Store) -> tuple[Workbench, Neighbourhood, int, Private]:
+        """Return what a peer needs to reply to an errand, which changes nothing on its disk."""
+        workbench = self._workbench(header)
+        neighbourhood, about = self._neighbourhood(header, store)
+        if neighbourhood is None:
+            raise Refused("bad-header", "only peers ask each other")
+        store.write("about.json", about)
+        return workbench, neighbourhood, *store.load(header["base"], _initial(workbench, neighbourhood), only_read=True)
+
     def _neighbourhood(self, header: Header, store: Store) -> tuple[Neighbourhood | None, Header]:
         about = store.read("about.json", {})
         if "peers" not in header:
@@ -177,9 +221,30 @@ class Site:
         neighbourhood = Neighbourhood.read(self.name, header["peers"], self.known, pinned)
         return neighbourhood, {**about, "peers": pinned}
 
-    def _read_mail(
+    def _open_mail(
         self,
         envelope: Envelope,
+        header: Header,
+        workbench: Workbench,
+        neighbourhood: Neighbourhood,
+        private: Private,
+    ) -> tuple[dict[tuple[int, str], bytes], dict[str, bytes]]:
+        """Return the letters in a message, by round and sender, and the offers, by sender; all still sealed."""
+        try:
+            letters = [(int(round), str(sender), int(size)) for round, sender, size in header["mail"]]
+            offers = [(str(sender), int(size)) for sender, size in header.get("offers", [])]
+        except (TypeError, KeyError, ValueError) as error:
+            raise Refused("bad-header", "the list of mail cannot be read") from error
+        offer = workbench.offer(private.copy, neighbourhood.index)
+        form = {"mail": letter_sizes([size for *_, size in letters], routes.letter_form(private.up))}
+        form["offers"] = letter_sizes([size for _, size in offers], offer)
+        content = wire.decode(envelope.body, form)
+        mail = {(round, sender): as_bytes(content["mail"][str(i)]) for i, (round, sender, _) in enumerate(letters)}
+        return mail, {sender: as_bytes(content["offers"][str(i)]) for i, (sender, _) in enumerate(offers)}
+
+    def _read_mail(
+        self,
+        mail: Mapping[tuple[int, str], bytes],
         header: Header,
         workbench: Workbench,
         neighbourhood: Neighbourhood,
@@ -188,30 +253,25 @@ class Site:
     ) -> tuple[Private, list[list[Any]]]:
         """Update the peer's copy of the server with its mail; also return [round, sender, code] of refused mail."""
         try:
-            letters = [(int(round), str(sender), int(size)) for round, sender, size in header["mail"]]
             accepted = set(map(int, header["said"]))
+            news = {(int(round), str(sender)) for round, sender in header["news"]}
         except (TypeError, KeyError, ValueError) as error:
-            raise Refused("bad-header", "the list of mail cannot be read") from error
-        most = wire.limit(private.up) + peer_mail.SEAL_OVERHEAD_BYTES
-        if any(not 0 <= size <= most for _, _, size in letters):
-            raise Refused("too-large", f"mail of more than {most} bytes")
-        form = {
-            "mail": {str(i): torch.empty(each[2], dtype=torch.uint8, device="meta") for i, each in enumerate(letters)}
-        }
-        content = wire.decode(envelope.body, form)["mail"]
+            raise Refused("bad-header", "the news of neighbours cannot be read") from error
         secret = seal.exchange_key_at(self.root / "exchange.key")
         heard: dict[int, dict[int, Tree]] = {}
         refused = []
-        for i, (round, sender, _) in enumerate(letters):
+        for (round, sender), data in mail.items():
             try:
-                data = as_bytes(content[str(i)])
                 peer, up = peer_mail.read(neighbourhood, secret, header["run"], (round, sender), data, private.up)
                 guard.check_message(self.method, up, peer.train, self.norm_bound)
                 guard.check_combines(self.method, private.copy, peer.index, up)
                 heard.setdefault(round, {})[peer.index] = up
             except Refused as error:
-                self._log(header, f"mail of '{sender}' in round {round} refused ({error.code}): {error}")
-                refused.append([round, sender, error.code])
+                refused.append(self._refused_mail(header, round, sender, error))
+        if isinstance(private.up, Addressed):  # those who wrote nothing to this site took part all the same
+            for round, sender in news - mail.keys():
+                index = neighbourhood.near[sender].index
+                heard.setdefault(round, {})[index] = routes.from_letter(None, neighbourhood.index, private.up)
         copy = private.copy
         for round in range(max(at, 1), header["round"]):
             messages = heard.get(round, {})
@@ -219,6 +279,33 @@ class Site:
                 messages = {**messages, neighbourhood.index: private.up}
             copy = peer_mail.combine(workbench.method, copy, messages)
         return private._replace(copy=copy), refused
+
+    def _read_offers(
+        self,
+        offered: Mapping[str, bytes],
+        header: Header,
+        workbench: Workbench,
+        neighbourhood: Neighbourhood,
+        private: Private,
+    ) -> tuple[dict[int, Tree], list[list[Any]]]:
+        """Open what this peer asked for, by the owner's number; also return [round, sender, code] of refused offers."""
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        form = workbench.offer(private.copy, neighbourhood.index)
+        offers, refused = {}, []
+        for sender, data in offered.items():
+            try:
+                route = (header["round"], sender)
+                peer, offer = peer_mail.read_offer(neighbourhood, secret, header["run"], route, data, form)
+                guard.check_finite(offer)
+                guard.check_norm(offer, self.norm_bound)
+                offers[peer.index] = offer
+            except Refused as error:
+                refused.append(self._refused_mail(header, header["round"], sender, error))
+        return offers, refused
+
+    def _refused_mail(self, header: Header, round: int, sender: str, error: Refused) -> list[Any]:
+        self._log(header, f"mail of '{sender}' in round {round} refused ({error.code}): {error}")
+        return [round, sender, error.code]
 
     def _finish(self, header: Header, store: Store) -> None:
         workbench = self._workbench(header)
@@ -240,6 +327,12 @@ class Site:
         with (self.root / "site.log").open("a", encoding="utf-8") as file:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             file.write(f"{when} {header.get('run', '?')} round {header.get('round', '?')}: {words.rstrip()}\n")
+
+
+def _initial(workbench: Workbench, neighbourhood: Neighbourhood | None) -> Private:
+    if neighbourhood is None:
+        return workbench.initial()
+    return workbench.initial_of_peer(neighbourhood.keys, len(neighbourhood.near) + 1, neighbourhood.index)
 
 
 def request_digest(header: Header) -> str:

@@ -6,12 +6,13 @@ copy of the server. Both keep the `message` that would be aggregated, which the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from coterie.core import tree
+from coterie.core import routes, tree
 from coterie.core.method import Info, Population
 from coterie.core.tree import Params, Tree
 from coterie.engine.central import AnyMethod, Draw, Send
@@ -28,7 +29,7 @@ class RemoteServer:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return ()
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         return tree.broadcast(self.down, 1)
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
@@ -50,13 +51,14 @@ class OwnServer:
     """A peer's own copy of the server; `index` is the peer's client id."""
 
     index: int
+    offers: Mapping[int, Tree] = field(default_factory=dict)  # what others sent because this peer asked them
     message: Tree = field(default=None, init=False)
 
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return method.init_server(params, population)
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
-        return send(server, torch.tensor([self.index]), draw())
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+        return routes.received(send(server, torch.tensor([self.index]), draw()), self.index, self.offers)
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
         self.message = tree.rows(ups, 0)

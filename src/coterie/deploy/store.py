@@ -2,6 +2,7 @@
 
     STORE/RUN/CLIENT/state-00007.safetensors       the state after round 7
                      candidate-00006.safetensors   the model to deploy, as of an evaluated round
+                     copy-00008.safetensors        a peer's copy of the server before round 8, with that round's mail
                      answer.safetensors            the last answer; writing it commits the round
                      about.json                    the server's key, peers' keys
 Every file is written atomically. A state after the server's `base` (the last round that it accepted from this site) did
@@ -47,10 +48,10 @@ class Store:
         """Return the rounds whose states are stored."""
         return self._rounds("state")
 
-    def load(self, base: int, initial: Tree) -> tuple[int, Tree]:
+    def load(self, base: int, initial: Tree, *, only_read: bool = False) -> tuple[int, Tree]:
         """Return (round, state) of the newest state up to `base`, and delete later ones; round 0 is `initial`."""
         for round in self.states():
-            if round > base:
+            if round > base and not only_read:
                 self._file("state", round).unlink(missing_ok=True)
         found = [round for round in self.states() if round <= base]
         if not found:
@@ -64,6 +65,19 @@ class Store:
         files.write_tensors(self._file("state", round), tree.pack(state))
         for old in self.states()[:-MAX_STATES_KEPT]:
             self._file("state", old).unlink(missing_ok=True)
+
+    def keep_copy(self, round: int, copy: Tree) -> None:
+        """Write a peer's copy of the server as it is before `round`, and delete older ones."""
+        files.write_tensors(self._file("copy", round), tree.pack(copy))
+        for old in self._rounds("copy"):
+            if old != round:
+                self._file("copy", old).unlink(missing_ok=True)
+
+    def copy_before(self, round: int, like: Tree) -> Tree:
+        """Return that copy; raise `Refused` if it is gone."""
+        if round not in self._rounds("copy"):
+            raise Refused("failed", f"there is no copy of the server before round {round} in '{self.path}'")
+        return self._read("copy", round, like)
 
     def keep_candidate(self, kind: str, round: int, content: Tree, best: int) -> None:
         """Write a candidate; keep the best round so far, the newest before it, and this one."""

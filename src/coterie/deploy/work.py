@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from coterie.core import rng, tree
+from coterie.core import rng, routes, tree
 from coterie.core.batches import Batches
 from coterie.core.method import Population
 from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
-from coterie.deploy.federation_facts import FederationFacts, build_task, message_forms, population
+from coterie.deploy.federation_facts import FederationFacts, build_task, message_forms, population, population_of_peer
 from coterie.deploy.outcome import SiteResults
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.engine import Central, Engine
@@ -32,7 +32,10 @@ Metrics = dict[str, dict[str, float]]
 
 
 class Private(NamedTuple):
-    """What a site keeps from round to round. A peer also has a copy of the server, and its own last message."""
+    """What a site keeps from round to round. A peer also has a copy of the server, and its own last message.
+
+    If messages have parts for others (`coterie.core.routes`), it keeps its own part only.
+    """
 
     client: Tree
     alone: Tree  # the model trained alone, for comparison; () without one
@@ -66,13 +69,29 @@ class Workbench:
         alone = () if self.local is None else _row(self.local.init_client(params))
         return Private(_row(self.method.init_client(params)), alone)
 
-    def initial_of_peer(self, keys: torch.Tensor, near: int) -> Private:
-        """Return the state of a peer with `near` neighbours, itself included, before the first round."""
-        params = self.task.init()
-        copy = self.method.init_server(params, population(self.facts, self.task, keys, near))
-        up, _ = message_forms(self.method, self.task, copy, self.config, self.facts)
-        blank = tree.map(torch.zeros_like, up)
+    def initial_of_peer(self, keys: torch.Tensor, near: int, index: int) -> Private:
+        """Return the state of the peer `index` with `near` neighbours, itself included, before the first round."""
+        people = population_of_peer(self.facts, self.task, keys, near, index)
+        copy = self.method.init_server(self.task.init(), people)
+        up, _ = message_forms(self.method, self.task, copy, self.config, self.facts, index)
+        blank = tree.map(torch.zeros_like, routes.own_part(up, index))
         return self.initial()._replace(copy=copy, up=blank, spoke=torch.tensor(False))
+
+    def asks(self, round: int, copy: Tree, index: int, *, train: bool, evaluate: bool) -> set[int]:
+        """Return whom a peer asks in message `round`, to train and to evaluate the round before."""
+        sends = [(self.method.dispatch, "dispatch", round)] if train else []
+        sends += [(self.method.deploy, "dispatch for evaluation", round - 1)] if evaluate else []
+        found: set[int] = set()
+        for send, purpose, number in sends:
+            want = routes.asked(
+                send(copy, torch.tensor([index]), rng.torch_generator(self.config.seed, purpose, number))
+            )
+            found |= set() if want is None else set(want.owners.flatten().tolist())
+        return found - {index, routes.NOBODY}
+
+    def offer(self, copy: Tree, index: int) -> Tree:
+        """Return what a peer gives to those who ask."""
+        return tree.rows(self.method.offer(copy, torch.tensor([index])), 0)
 
     def message_form(self, *, train: bool, deploy: bool) -> dict[str, Tree]:
         """Return the form of what the server sends."""
@@ -130,7 +149,7 @@ class Workbench:
     def deploy_from_copy(self, round: int, private: Private, place: OwnServer) -> Tree:
         """Return what a peer's own copy of the server deploys after `round`; no client axis."""
         draw = lambda: rng.torch_generator(self.config.seed, "dispatch for evaluation", round)  # noqa: E731
-        return tree.rows(place.send(self.method.deploy, private.copy, torch.tensor([0]), draw), 0)
+        return tree.rows(place.send(self.method, self.method.deploy, private.copy, torch.tensor([0]), draw), 0)
 
     def results(self, round: int, client: Tree, deploy: Tree) -> SiteResults:
         """Return the site's model as of `round`, and its predictions."""

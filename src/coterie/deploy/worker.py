@@ -60,7 +60,10 @@ def _words(site: Site, answer: Envelope) -> str:
     if what == "finished":
         return f"{run}: finished; model, card and report are in '{Store(site.root, run, site.name).path / 'result'}'"
     number, rounds = header["round"], site.config.rounds
-    return f"{run}: {f'round {number} of {rounds}' if number <= rounds else 'the last evaluation'} done"
+    stage = f"round {number} of {rounds}" if number <= rounds else "the last evaluation"
+    if what in ("asks", "offers"):
+        return f"{run}: {stage}, {'asked neighbours' if what == 'asks' else 'answered neighbours who asked'}"
+    return f"{run}: {stage} done"
 
 
 def _site(about: bytes) -> Site:

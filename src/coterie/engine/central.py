@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from coterie.core import tree
+from coterie.core import routes, tree
 from coterie.core.method import Info, Method, Population
 from coterie.core.tree import Params, Tree
 from coterie.engine.engine import threads_for
@@ -25,8 +25,8 @@ class Place(Protocol):
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         """Return the server's state before the first round."""
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
-        """Return what the clients `ids` are sent, as rows."""
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+        """Return what the clients `ids` are sent, as rows. `send` is the method's `dispatch` or `deploy`."""
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
         """Return the server's state after it has heard `ups` from the clients `ids`."""
@@ -47,7 +47,7 @@ class Central:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return method.init_server(params, population)
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         with threads_for(server):
             return send(server, ids, draw())
 
@@ -64,4 +64,4 @@ class Central:
         return None if shared is None else tree.broadcast(shared, size)
 
     def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
-        return method.message_bytes(ups), tree.nbytes(down)
+        return method.message_bytes(ups), routes.sent_bytes(down)

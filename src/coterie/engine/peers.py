@@ -4,6 +4,10 @@ In each round a peer sends itself what its own copy dispatches, does its local u
 neighbours. Every copy then aggregates the messages of its closed neighbourhood (itself included). A method file does
 not know the difference. On the complete graph, all copies stay equal to the one server there would be (law 2).
 
+Where a method names whom a client asks and to whom it writes (`coterie.core.routes`), a copy holds the peer's own rows
+only: rows that it asks for come from their owners, for this one use, and a neighbour to whom nothing is addressed hears
+only that the peer took part.
+
 Graphs: `complete`, `ring`, `star` (the first client is its centre), `k-regular:K` (random), `small-world:K:P`
 (Watts and Strogatz: a ring of K nearest neighbours, each edge rewired with probability P), or edges of the user's
 own, by name. The random ones are drawn until they are connected.
@@ -20,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core import rng, tree
+from coterie.core import rng, routes, tree
 from coterie.core.errors import ConfigError
 from coterie.core.method import Info, Population
 from coterie.core.tree import Params, Tree
@@ -41,13 +45,19 @@ class Peers:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         """Make all copies; each is told how many peers it can hear in a round."""
         own = population._replace(store=None)  # copies are rows themselves
-        heard = [own._replace(audience=min(own.audience, len(near))) for near in self.near]
+        heard = [
+            own._replace(audience=min(own.audience, len(near)), holds=torch.tensor([i]))
+            for i, near in enumerate(self.near)
+        ]
         return tree.stack([method.init_server(params, each) for each in heard])
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         """Let every peer ask its own copy. All use the same random numbers, as clients of one server would."""
-        downs = [send(tree.rows(server, i), torch.tensor([i]), draw()) for i in ids.tolist()]
-        return tree.map(lambda *leaf: torch.cat(leaf), downs[0], *downs[1:])
+        downs = _joined([send(tree.rows(server, i), torch.tensor([i]), draw()) for i in ids.tolist()])
+        if routes.asked(downs) is None:
+            return downs
+        owners = torch.arange(len(self.near))
+        return routes.fetch(downs, _joined([method.offer(tree.rows(server, i), owners[i : i + 1]) for i in owners]))
 
     @timed("aggregate")
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:
@@ -55,14 +65,16 @@ class Peers:
         for i, near in enumerate(self.near):
             heard = torch.isin(ids, torch.tensor(near)).nonzero().flatten()
             own = tree.rows(server, i)
-            copies.append(method.aggregate(own, ids[heard], tree.rows(ups, heard)) if len(heard) else own)
+            those = routes.heard_by(i, ids[heard], tree.rows(ups, heard))
+            copies.append(method.aggregate(own, ids[heard], those) if len(heard) else own)
         return tree.stack(copies)
 
     def info(self, method: AnyMethod, server: Tree) -> Info:
         """Return what each copy says, as rows; of who learns from whom, each peer's own row."""
         infos = tree.stack([method.server_info(tree.rows(server, i)) for i in range(len(self.near))])
         if "collaboration" in infos:
-            infos["collaboration"] = infos["collaboration"].diagonal(dim1=0, dim2=1).T.contiguous()
+            rows = infos["collaboration"]  # [peers, clients whose rows a copy holds, clients]
+            infos["collaboration"] = rows[:, 0] if rows.shape[1] == 1 else rows.diagonal(dim1=0, dim2=1).T.contiguous()
         return infos
 
     def models(self, method: AnyMethod, server: Tree, size: int) -> Params | None:
@@ -70,9 +82,16 @@ class Peers:
         return None if found[0] is None else tree.stack(found)
 
     def traffic(self, method: AnyMethod, ids: Tensor, ups: Tree, down: Tree) -> tuple[int, int]:
-        """Count a message once for every neighbour; what a peer sends itself is free."""
+        """Count what peers tell each other, and what they get of what they ask for; what one sends itself is free."""
+        neighbours = [len(self.near[i]) - 1 for i in ids.tolist()]
+        if isinstance(ups, routes.Addressed):
+            return routes.peer_bytes(ids, neighbours, ups, down)
         each = [method.message_bytes(tree.rows(ups, row[None])) for row in torch.arange(len(ids))]
-        return sum(size * (len(self.near[i]) - 1) for size, i in zip(each, ids.tolist(), strict=True)), 0
+        return sum(size * number for size, number in zip(each, neighbours, strict=True)), 0
+
+
+def _joined(rows: list[Tree]) -> Tree:
+    return tree.map(lambda *leaf: torch.cat(leaf), rows[0], *rows[1:])
 
 
 def make_peers(topology: str | Sequence[Edge], names: Sequence[str], seed: int) -> Peers | None:

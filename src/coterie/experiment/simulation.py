@@ -341,7 +341,7 @@ class Simulation:
             return rng.torch_generator(self.seed, purpose, round)
 
         with on(self.federation.x.device):
-            return self.place.send(send, self.state.server, self._at(ids), fresh)
+            return self.place.send(self.method, send, self.state.server, self._at(ids), fresh)
 
     def _rows(self, ids: list[int], down: Tree) -> Any:
         place = {client: row for row, client in enumerate(ids)}

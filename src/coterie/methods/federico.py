@@ -10,6 +10,11 @@ maximisation. With l_ij = tau * (mean loss of phi_j on D_i), tracked over rounds
     phi_j <- phi_j - eta sum_i g_ji, or any optimiser's step                 (`aggregate`; eq. 6, 8, line 25)
     predict with sum_j w_ij softmax(h_phi_j(x)); its logarithm is returned   (`predict`; after eq. 6)
 
+Section 3.3 needs no server and no flood: client i asks the M clients of B_i for their models, and sends each of these
+owners g_ji; that is 2M messages of a model's size for each client and round. phi_i, its optimiser's state and the row
+Lhat_i belong to client i. A central server holds all of them; a peer holds its own (`Population.holds`), offers phi_i
+to those who ask (`offer`) and hears what is addressed to it (`routes.Addressed`).
+
 A newcomer finds its posterior weights over the existing models by the E-step on its own data, and trains its own model,
 which begins at their mean; the others' models stay as they are (`onboard`).
 
@@ -25,7 +30,12 @@ Deviations:
   gradient, however small.
 - `local_work` = `epochs` (default; line 19, "multiple gradient steps"): each model used is trained on all minibatches,
   g_ji is w_ij times the way it went, and the owner goes sum_i g_ji / max(1, sum_i w_ij). Buffers always move like that.
-  `gradient` is the equations above: one step in a round, whatever the number of epochs.
+  `gradient` is the equations above: one step in a round, whatever the number of epochs. With `epochs`, a client makes
+  its optimiser anew for each model and round; with `gradient`, the owner keeps one for its model.
+- `deployed`: the sum over j in the prediction runs over the client's own model and the M of lowest Lhat (`best`), or as
+  many others as the number says, or all that it ever had (`all`), with the weights divided by their sum. The paper
+  sums over all j, but notes that nearly all w_ij are nearly 0 (section 4.3). What the deployed models have of the
+  posterior weight is logged as `deployed_mass`.
 """
 
 from __future__ import annotations
@@ -42,39 +52,40 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Newcomer, Population
 from coterie.core.optimizers import Adam, Optimizer
+from coterie.core.routes import NOBODY, Addressed, Asked
 from coterie.core.task import Task
 from coterie.core.training import mean_loss
 from coterie.core.tree import Params, Tree
 from coterie.parts import mixtures
-from coterie.parts.mixtures import Contributions, Losses, Mixture
+from coterie.parts.mixtures import Losses, Mixture
 
 Positive = Annotated[float, Field(gt=0)]
 WEIGHT_ROUNDING = 1e-4  # posterior weights in a message may add up to this much more than 1
 
 
 class Server(NamedTuple):
-    models: Params  # [N, ...]; phi
-    optimizer: Tree  # [N, ...]; the state of each owner's optimiser
-    losses: Losses  # [N, N]
+    """The rows of R clients: of all N at a server, of itself at a peer."""
+
+    held: Tensor  # [R] int64; whose rows these are
+    models: Params  # [R, ...]; phi
+    optimizer: Tree  # [R, ...]; the state of each owner's optimiser, if it has one
+    losses: Losses  # [R, N]
     heard: Tensor  # [N] bool; who has taken part
     keys: Tensor  # [N] int64; from which random numbers are drawn
 
+    def at(self, ids: Tensor) -> Tensor:
+        """Return in which row each of the clients `ids` is; -1 if in none, and for nobody."""
+        rows = torch.full((len(self.keys) + 1,), -1)  # the last is nobody's
+        return rows.index_copy(0, self.held, torch.arange(len(self.held)))[ids]
+
 
 class Down(NamedTuple):
-    models: Params  # [K, ...]; the client's own first
-    owners: Tensor  # [K] int64
-    used: Tensor  # [K] bool; false where fewer than K models are on offer
+    models: Asked  # [K, ...]; the client's own first; nobody's where fewer than K are on offer
     losses: Losses  # [N]; the client's row
 
 
-class Up(NamedTuple):
-    own: Params  # phi_i as the client received it, for peers that have not heard all that changed it
-    steps: Contributions  # [K, ...]; g_ji
-    losses: Losses  # [N]; the client's new row
-
-
 @dataclass(frozen=True)
-class FedeRiCo(Method[Server, tuple[()], Down, Up]):
+class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
     optimizer: Optimizer = Adam(lr=0.01)
     mode: Annotated[Literal["sampled", "all-to-all"], Field(description="whose models a client gets")] = "sampled"
     neighbours: Annotated[int, Field(ge=0, description="M, others' models a client and round (sampled)")] = 3
@@ -85,69 +96,103 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
     local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "epochs"
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
     prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
+    deployed: Annotated[
+        Literal["best", "all"] | Annotated[int, Field(ge=0)],
+        Field(description="others whose models are deployed; best: as many as neighbours"),
+    ] = "best"
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},
+        {"neighbours": 1, "deployed": 0},
     )
 
     def init_server(self, params: Params, population: Population) -> Server:
         size, task = population.size, population.task
-        state = self.optimizer.init(params if task is None else task.split(params)[0])
-        models, states = tree.clone(tree.broadcast((params, state), size))
-        visited, heard = torch.zeros(size, size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
-        losses = Losses(torch.zeros(size, size), torch.zeros(size, size), visited)
+        held = torch.arange(size) if population.holds is None else population.holds
+        state: Tree = ()
+        if self.local_work == "gradient":
+            state = self.optimizer.init(params if task is None else task.split(params)[0])
+        models, states = tree.clone(tree.broadcast((params, state), len(held)))
+        blank = torch.zeros(len(held), size)
+        losses = Losses(blank, blank.clone(), blank > 0)
         keys = torch.arange(size) if population.keys is None else population.keys
-        return Server(models, states, losses, heard, keys)
+        return Server(held, models, states, losses, torch.zeros(size, dtype=torch.bool), keys)
 
     def init_client(self, params: Params) -> tuple[()]:
         return ()
 
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
-        score = mixtures.epsilon_greedy(tree.rows(server.losses, ids), self.epsilon, rng, ids, server.keys)
-        return self._send_models(server, ids, score, allowed=server.heard.expand(len(ids), -1))
+        losses = tree.rows(server.losses, server.at(ids))
+        score = mixtures.epsilon_greedy(losses, self.epsilon, rng, ids, server.keys)
+        number = self._number(len(server.keys), "all" if self.mode == "all-to-all" else self.neighbours)
+        return self._send(server, ids, mixtures.choose_owners(score, server.heard.expand(len(ids), -1), ids, number))
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
-        score = -tree.widest_float(server.losses.tracked[ids])
-        return self._send_models(server, ids, score, allowed=server.losses.visited[ids])
+        losses = tree.rows(server.losses, server.at(ids))
+        number = self._number(len(server.keys), self._deployed)
+        score = -tree.widest_float(losses.tracked)
+        return self._send(server, ids, mixtures.choose_owners(score, losses.visited, ids, number))
 
-    def _send_models(self, server: Server, ids: Tensor, score: Tensor, allowed: Tensor) -> Down:
-        """Send to each client of `ids` its own model and those allowed that have the highest scores, [len(ids), N]."""
-        size = len(server.keys)
-        number = size if self.mode == "all-to-all" else min(self.neighbours + 1, size)
-        owners, used = mixtures.choose_owners(score, allowed, ids, number)
-        return Down(tree.rows(server.models, owners), owners, used, tree.rows(server.losses, ids))
+    def offer(self, server: Server, ids: Tensor) -> Params:
+        return tree.rows(server.models, server.at(ids))
 
-    def local_update(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> tuple[tuple[()], Up, Info]:
+    @property
+    def _deployed(self) -> Literal["all"] | int:
+        if self.deployed != "best":
+            return self.deployed
+        return "all" if self.mode == "all-to-all" else self.neighbours
+
+    @staticmethod
+    def _number(size: int, others: Literal["all"] | int) -> int:
+        """Return K, the number of models at hand with so many others."""
+        return size if others == "all" else min(others + 1, size)
+
+    def _send(self, server: Server, ids: Tensor, owners: Tensor) -> Down:
+        """Send to each client of `ids` the models of its `owners` [len(ids), K], its own where there is none here."""
+        at = server.at(owners)
+        rows = tree.rows(server.models, torch.where(at < 0, at[:, :1], at))
+        return Down(Asked(owners, rows), tree.rows(server.losses, server.at(ids)))
+
+    def local_update(
+        self, task: Task, client: tuple[()], down: Down, batches: Batches
+    ) -> tuple[tuple[()], Addressed, Info]:
+        owners, models = down.models
         tau = batches.count if isinstance(self.temperature, str) else torch.tensor(self.temperature)
-        loss = vmap(lambda phi: mean_loss(task, phi, batches.epoch(0)))(down.models)  # [K]
-        whose = (down.owners[:, None] == torch.arange(len(down.losses.last))) & down.used[:, None]  # [K, N]
+        loss = vmap(lambda phi: mean_loss(task, phi, batches.epoch(0)))(models)  # [K]
+        whose = owners[:, None] == torch.arange(len(down.losses.last))  # [K, N]
         beta = self.beta if self.loss_tracking == "ema" else None
         losses = mixtures.track_losses(down.losses, whose, tau * loss, beta)
         w = mixtures.posterior(losses.tracked, losses.visited)  # [N]
         weight = (whose * w).sum(1)  # [K]
         optimizer = self.optimizer if self.local_work == "epochs" else None
         times = tau if self.temperature == "count" and optimizer is None else torch.ones(())
-        steps = mixtures.contributions(task, optimizer, down.models, down.owners, weight, times, batches)
-        info = {"loss": loss[0], "collaborators": torch.special.entr(w).sum().exp()}
-        return (), Up(tree.rows(down.models, 0), steps, losses), info
+        steps = mixtures.contributions(task, optimizer, models, weight, times, batches)
+        number = self._number(len(w), self._deployed)
+        mass = mixtures.deployed_mass(losses.tracked, losses.visited, whose[0], number, self.prune_below)
+        info = {"loss": loss[0], "collaborators": torch.special.entr(w).sum().exp(), "deployed_mass": mass}
+        return (), Addressed(losses, owners, steps), info
 
-    def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
+    def aggregate(self, server: Server, ids: Tensor, ups: Addressed) -> Server:
         optimizer = self.optimizer if self.local_work == "gradient" else None
-        models, losses = tree.put((server.models, server.losses), ids, (ups.own, ups.losses))
-        models, states = mixtures.apply_contributions(optimizer, models, server.optimizer, ups.steps, self.idle_below)
+        at = server.at(ids)
+        here = (at >= 0).nonzero().flatten()
+        losses = tree.put(server.losses, at[here], tree.rows(ups.own, here))
+        models, states = mixtures.apply_contributions(
+            optimizer, server.models, server.optimizer, server.at(ups.to), ups.parts, self.idle_below
+        )
         heard = server.heard.index_fill(0, ids, True)
-        return Server(models, states, losses, heard, server.keys)
+        return Server(server.held, models, states, losses, heard, server.keys)
 
     def personalize(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> Mixture:
-        losses = tree.rows(down.losses, down.owners)  # [K]
-        own = down.owners == down.owners[0]
-        allowed = (losses.visited & down.used) | own
-        return mixtures.pruned_mixture(down.models, losses.tracked, allowed, self.prune_below)
+        owners, models = down.models
+        losses = tree.rows(down.losses, owners.clamp_min(0))  # [K]
+        allowed = (losses.visited & (owners >= 0)) | (owners == owners[0])
+        return mixtures.pruned_mixture(models, losses.tracked, allowed, self.prune_below)
 
     def predict(self, task: Task, view: Mixture, x: Tensor) -> Tensor:
         return mixtures.predict_mixture(task, view, x)
 
-    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
+    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Addressed | None) -> Newcomer:
         server: Server = newcomer.server
         if ups is None:
             start = tree.broadcast(tree.mean(server.models, server.heard), 1)
@@ -158,16 +203,16 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
         models, states = tree.put((server.models, server.optimizer), ids, own)
         return newcomer._replace(server=new._replace(models=models, optimizer=states))
 
-    def implausible(self, up: Up, examples: int) -> str | None:
-        owners, weight = up.steps.owners, up.steps.weight
-        if int(owners.min()) < 0 or int(owners.max()) >= len(up.losses.tracked):
+    def implausible(self, up: Addressed, examples: int) -> str | None:
+        weight, losses = up.parts.weight, up.own
+        if int(up.to.min()) < NOBODY or int(up.to.max()) >= len(losses.tracked):
             return "steps for models that nobody owns"
         if float(weight.min()) < 0 or float(weight.sum()) > 1 + WEIGHT_ROUNDING:
             return f"posterior weights that add up to {float(weight.sum()):g}"
-        if float(up.losses.tracked.min()) < 0 or float(up.losses.last.min()) < 0:
+        if float(losses.tracked.min()) < 0 or float(losses.last.min()) < 0:
             return "losses below 0"
         return None
 
     def server_info(self, server: Server) -> Info:
-        itself = torch.eye(len(server.keys), dtype=torch.bool)
+        itself = server.held[:, None] == torch.arange(len(server.keys))  # [R, N]
         return {"collaboration": mixtures.posterior(server.losses.tracked, server.losses.visited | itself)}

@@ -17,6 +17,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.optimizers import Optimizer
 from coterie.core.rng import uniform
+from coterie.core.routes import NOBODY
 from coterie.core.task import Task
 from coterie.core.training import mean_gradient, train
 from coterie.core.tree import Params, Tree
@@ -33,7 +34,6 @@ class Losses(NamedTuple):
 class Contributions(NamedTuple):
     """One client's weighted contributions to the K models at hand."""
 
-    owners: Tensor  # [K] int64; whose models they are
     weight: Tensor  # [K]; 0 where nothing is contributed
     trained: Params  # [K, ...]; the weight times a gradient, or times the way that training went downhill
     buffers: Params  # [K, ...]; the weight times the change of each buffer
@@ -74,7 +74,7 @@ def epsilon_greedy(losses: Losses, epsilon: float, rng: torch.Generator, ids: Te
     return torch.where(coin < epsilon, tree.widest_float(random_order), greedy)
 
 
-def choose_owners(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> tuple[Tensor, Tensor]:
+def choose_owners(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> Tensor:
     """Choose whose models each client gets: its own first, then those with the highest scores.
 
     Args:
@@ -84,13 +84,12 @@ def choose_owners(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> t
         number: K, how many models each client gets.
 
     Returns:
-        (owners, used), both [len(ids), K]. `used` is false where fewer than K are allowed; the owner there means
-        nothing.
+        [len(ids), K] int64: their numbers, and NOBODY where fewer than K are allowed.
     """
     itself = ids[:, None] == torch.arange(score.shape[1])
     score = torch.where(allowed, score, -torch.inf).masked_fill(itself, torch.inf)
     top = score.topk(number, 1)
-    return top.indices, top.values > -torch.inf
+    return torch.where(top.values > -torch.inf, top.indices, NOBODY)
 
 
 def track_losses(old: Losses, whose: Tensor, loss: Tensor, beta: float | None) -> Losses:
@@ -120,13 +119,7 @@ def posterior(tracked: Tensor, visited: Tensor) -> Tensor:
 
 
 def contributions(
-    task: Task,
-    optimizer: Optimizer | None,
-    models: Params,
-    owners: Tensor,
-    weight: Tensor,
-    times: Tensor,
-    batches: Batches,
+    task: Task, optimizer: Optimizer | None, models: Params, weight: Tensor, times: Tensor, batches: Batches
 ) -> Contributions:
     """Return what a client contributes to each of the K models at hand.
 
@@ -135,7 +128,6 @@ def contributions(
         optimizer: trains each model on all of `batches`, and the way it went is contributed; None contributes the
             gradient of the mean loss over the first epoch instead.
         models: leaves [K, ...].
-        owners: [K], whose they are.
         weight: [K], the client's posterior weights.
         times: a scalar by which trained parameters' contributions are multiplied besides.
         batches: the client's minibatches.
@@ -147,30 +139,32 @@ def contributions(
         ends, left = task.split(vmap(lambda model: train(task, optimizer, model, batches)[0])(models))
         grads = tree.sub(trained, ends)
     scaled = vmap(lambda w, values: tree.map(lambda leaf: w * leaf, values))
-    return Contributions(owners, weight, scaled(weight * times, grads), scaled(weight, tree.sub(left, rest)))
+    return Contributions(weight, scaled(weight * times, grads), scaled(weight, tree.sub(left, rest)))
 
 
 def apply_contributions(
-    optimizer: Optimizer | None, models: Params, states: Tree, steps: Contributions, idle_below: float
+    optimizer: Optimizer | None, models: Params, states: Tree, at: Tensor, steps: Contributions, idle_below: float
 ) -> tuple[Params, Tree]:
-    """Step every client's model by what all senders contributed to it.
+    """Step models by what all senders contributed to them.
 
     Args:
         optimizer: takes a step with the sum of contributed gradients. None: contributions are ways gone, and a model
             goes their sum over max(1, total weight), as buffers always do.
-        models: leaves [N, ...].
-        states: the optimiser's state for each model, leaves [N, ...].
+        models: leaves [R, ...].
+        states: the optimiser's state for each model, leaves [R, ...]; () without an optimiser.
+        at: [senders, K] int64, the row of the model to which each contribution is made; -1 if it is not here.
         steps: the contributions, leaves [senders, K, ...].
         idle_below: a model whose total weight is less than this stays as it is.
 
     Returns:
         The new models and the new states.
     """
-    owners, size = steps.owners.flatten(), len(next(iter(models.values())))
+    size = len(next(iter(models.values())))
+    row = torch.where(at < 0, size, at).flatten()  # what is not for a model here goes to a row too many
 
     def at_owner(values: Tensor) -> Tensor:
         rows = values.flatten(0, 1)
-        return rows.new_zeros(size, *rows.shape[1:]).index_add(0, owners, rows)
+        return rows.new_zeros(size + 1, *rows.shape[1:]).index_add(0, row, rows)[:size]
 
     total, sums, moved = tree.map(at_owner, (steps.weight, steps.trained, steps.buffers))
     trained, rest = ({name: models[name] for name in part} for part in (sums, moved))
@@ -184,6 +178,22 @@ def apply_contributions(
     return stepped
 
 
+def deployed_mass(tracked: Tensor, visited: Tensor, itself: Tensor, number: int, prune_below: float) -> Tensor:
+    """Return how much of a client's posterior weight is in the models that it deploys; the rest is left out.
+
+    Args:
+        tracked: [N], the losses of all models.
+        visited: [N] bool, which of them the client ever had.
+        itself: [N] bool, which is its own.
+        number: how many it deploys: its own and the best others.
+        prune_below: as in `pruned_mixture`.
+    """
+    weight = posterior(tracked, visited | itself)
+    own = (weight * itself).sum(0, keepdim=True)
+    chosen = torch.cat([own, (weight * ~itself).topk(number - 1).values])  # [number]
+    return (chosen * _kept(chosen / chosen.sum(), prune_below)).sum()
+
+
 def pruned_mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float) -> Mixture:
     """Weigh K models by their posterior, and prune those that count little.
 
@@ -195,9 +205,13 @@ def pruned_mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below
             the heaviest always stays.
     """
     weight = posterior(tracked, allowed)
-    kept = weight >= weight.max().clamp_max(prune_below)
+    kept = _kept(weight, prune_below)
     models = vmap(tree.where, in_dims=(0, 0, None))(kept, models, tree.rows(models, 0))
     return Mixture(models, weight * kept / (weight * kept).sum())
+
+
+def _kept(weight: Tensor, prune_below: float) -> Tensor:
+    return weight >= weight.max().clamp_max(prune_below)
 
 
 def predict_mixture(task: Task, view: Mixture, x: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Guest:
     def start(self, method: AnyMethod, params: Params, population: Population) -> Tree:
         return self.newcomer.server
 
-    def send(self, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
+    def send(self, method: AnyMethod, send: Send, server: Tree, ids: Tensor, draw: Draw) -> Tree:
         return send(server, self.ids, draw())
 
     def aggregate(self, method: AnyMethod, server: Tree, ids: Tensor, ups: Tree) -> Tree:

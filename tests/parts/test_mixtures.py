@@ -1,0 +1,41 @@
+import torch
+
+from coterie.core.optimizers import SGD
+from coterie.core.routes import NOBODY
+from coterie.parts.mixtures import Contributions, apply_contributions, choose_owners
+
+MODELS = {"w": torch.tensor([[10.0], [20.0]]), "mean": torch.tensor([[1.0], [2.0]])}
+AT = torch.tensor([[0, 1], [0, -1]])  # what the second sender has beside is for a model elsewhere
+STEPS = Contributions(
+    torch.tensor([[0.9, 0.5], [0.6, 7.0]]),
+    {"w": torch.tensor([[[0.9], [1.0]], [[2.1], [99.0]]])},  # weighted already
+    {"mean": torch.tensor([[[0.3], [0.2]], [[0.6], [99.0]]])},
+)
+
+
+def test_ways_are_divided_by_their_total_weight_if_that_is_above_one():
+    new, states = apply_contributions(None, MODELS, (), AT, STEPS, idle_below=0.0)
+    torch.testing.assert_close(new["w"], torch.tensor([[10 - 3.0 / 1.5], [20 - 1.0]]))
+    torch.testing.assert_close(new["mean"], torch.tensor([[1 + 0.9 / 1.5], [2 + 0.2]]))
+    assert states == ()
+
+
+def test_gradients_are_added_up_and_buffers_divided_all_the_same():
+    sgd = SGD(0.1)
+    states = torch.func.vmap(sgd.init)({"w": MODELS["w"]})
+    new, _ = apply_contributions(sgd, MODELS, states, AT, STEPS, idle_below=0.0)
+    torch.testing.assert_close(new["w"], torch.tensor([[10 - 0.1 * 3.0], [20 - 0.1 * 1.0]]))
+    torch.testing.assert_close(new["mean"], torch.tensor([[1 + 0.9 / 1.5], [2 + 0.2]]))
+
+
+def test_a_model_of_little_weight_stays():
+    new, _ = apply_contributions(None, MODELS, (), AT, STEPS, idle_below=0.6)
+    torch.testing.assert_close(new["w"], torch.tensor([[8.0], [20.0]]))
+    torch.testing.assert_close(new["mean"], torch.tensor([[1.6], [2.0]]))
+
+
+def test_a_client_comes_first_and_then_the_highest_scores_that_are_allowed():
+    score = torch.tensor([[0.0, 5.0, 3.0, 4.0], [9.0, 0.0, 1.0, 2.0]])
+    allowed = torch.tensor([[False, True, True, False], [False, False, False, True]])
+    owners = choose_owners(score, allowed, torch.tensor([0, 1]), 3)
+    assert owners.tolist() == [[0, 1, 2], [1, 3, NOBODY]]
