@@ -20,13 +20,14 @@ import torch
 from coterie.compute.entries import library_entry, open_library, read_entry, write_entry
 from coterie.compute.replay import KERNEL, MAX_ARGUMENTS, OP_FIELDS, POOL_LENGTH, PRODUCT, READ, Kernel, ReplayedStep
 
-MAX_CONSTANT_BYTES = 1 << 16  # more numbers than that are not kept in a program
 MAX_BUFFER_BYTES = 1 << 36
 KIND, ADDRESS, FIRST, NUMBER = range(4)  # fields of an operation
 
 
 def save(key: str, step: ReplayedStep) -> None:
     """Keep a step for later processes; where that is not possible, nothing happens."""
+    if step.has_constants:
+        return
     with contextlib.suppress(OSError, ValueError, KeyError):  # KeyError: a kernel of nowhere
         write_entry(key, _spelled_out(step))
 
@@ -47,12 +48,6 @@ def _spelled_out(step: ReplayedStep) -> dict[str, Any]:
     ops[ops[:, KIND] == READ, POOL_LENGTH] = 0  # which every scan sets
     places = list(dict.fromkeys(storage.data_ptr() for storage in step.buffers))
     sizes = {storage.data_ptr(): storage.nbytes() for storage in step.buffers}
-    constants = {}
-    for number in sorted(step.constants):
-        storage = step.buffers[number]
-        if storage.nbytes() > MAX_CONSTANT_BYTES:
-            raise ValueError("a large constant")
-        constants[str(number)] = ctypes.string_at(storage.data_ptr(), storage.nbytes()).hex()
     return {
         "fields": OP_FIELDS,
         "libraries": [library_entry(file) for file in files],
@@ -62,7 +57,6 @@ def _spelled_out(step: ReplayedStep) -> dict[str, Any]:
         "offset": step.offset.tolist(),
         "buffers": [places.index(storage.data_ptr()) for storage in step.buffers],
         "sizes": [sizes[place] for place in places],
-        "constants": constants,
         "inputs": step.num_inputs,
         "swaps": [[leaf, place] for leaf, place in step.swaps.items()],
     }
@@ -80,18 +74,12 @@ def _step(entry: dict[str, Any]) -> ReplayedStep:
         raise ValueError("memory of no size")
     memory = [torch.empty(size, dtype=torch.uint8).untyped_storage() for size in sizes]
     buffers = [memory[at] for at in entry["buffers"]]
-    constants = frozenset(map(int, entry["constants"]))
-    for number in constants:
-        values = bytes.fromhex(entry["constants"][str(number)])
-        if len(values) != buffers[number].nbytes():
-            raise ValueError("a constant of another size")
-        ctypes.memmove(buffers[number].data_ptr(), values, len(values))
     swaps = {int(leaf): int(place) for leaf, place in entry["swaps"]}
     _check(ops, owner, offset, num_inputs, [each.nbytes() for each in buffers], len(addresses), swaps)
     is_kernel = ops[:, KIND] == KERNEL
     ops[is_kernel, ADDRESS] = [addresses[int(number)] for number in ops[is_kernel, ADDRESS]]
     kernels = {address: kernel for address, (kernel, _) in zip(addresses, found, strict=True)}
-    return ReplayedStep(ops, owner, offset, buffers, num_inputs, swaps, kernels, constants)
+    return ReplayedStep(ops, owner, offset, buffers, num_inputs, swaps, kernels)
 
 
 def _check(

@@ -155,12 +155,12 @@ def record(call: Any, example: Sequence[Tensor], num_carry: int) -> ReplayedStep
             raise NotReplayable("it returns a carry that shares memory with something else")
         swaps[at] = place
     beside = range(len(recorder.inputs), len(recorder.memory))
-    constants = frozenset(at - len(recorder.inputs) for at in beside if at not in recorder.made | reads)
+    has_constants = not recorder.made | reads >= set(beside)
     _share_memory(recorder, recorder.made - set(swaps.values()))
     owner, offset = (np.array(each, np.int64) for each in zip(*recorder.operands, strict=True))
     buffers = recorder.memory[len(recorder.inputs) :]
     ops, inputs_number = np.array(recorder.ops, np.int64), len(recorder.inputs)
-    step = ReplayedStep(ops, owner, offset, buffers, inputs_number, swaps, recorder.kernels, constants)
+    step = ReplayedStep(ops, owner, offset, buffers, inputs_number, swaps, recorder.kernels, has_constants)
     if not repeats(step, example, [value.clone() for value in outputs[:num_carry]]):
         raise NotReplayable("repeated, it gives other results")
     return step

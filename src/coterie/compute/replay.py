@@ -65,7 +65,7 @@ class ReplayedStep:
     num_inputs: int
     swaps: dict[int, int]  # {leaf of the carry: the buffer that is its other place}
     kernels: dict[int, Kernel] = field(default_factory=dict)  # by address
-    constants: frozenset[int] = frozenset()  # which of the buffers are read only: their values are the step's
+    has_constants: bool = False  # whether some of the buffers have values that the step reads
     _rooms: list[list[torch.UntypedStorage]] = field(default_factory=list, repr=False)  # buffers of further threads
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)  # one scan at a time
 
