@@ -76,7 +76,7 @@ _compiled: dict[Hashable, CompiledStep] = {}
 _unrepeatable: set[Hashable] = set()
 _lock = threading.RLock()  # one step is compiled at a time, since TorchInductor has global state
 _seen: ContextVar[list[Outcome] | None] = ContextVar("seen", default=None)
-_stored_only: ContextVar[bool] = ContextVar("stored_only", default=False)
+_disk: ContextVar[Literal["may", "only", "never"]] = ContextVar("disk", default="may")  # where steps come from
 
 
 def compilations() -> int:
@@ -87,11 +87,24 @@ def compilations() -> int:
 @contextlib.contextmanager
 def stored_only() -> Iterator[None]:
     """Compile nothing inside: a scan whose step is neither known yet nor found on disk raises `NotStored`."""
-    token = _stored_only.set(True)
+    with _disk_is("only"):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_stored() -> Iterator[None]:
+    """Compile every step that is not known yet, and look for none on disk."""
+    with _disk_is("never"):
+        yield
+
+
+@contextlib.contextmanager
+def _disk_is(value: Literal["only", "never"]) -> Iterator[None]:
+    token = _disk.set(value)
     try:
         yield
     finally:
-        _stored_only.reset(token)
+        _disk.reset(token)
 
 
 @contextlib.contextmanager
@@ -147,7 +160,7 @@ class Compiled:
             if done is not None:
                 _note(Outcome("replayed"))
                 return done
-        if not _stored_only.get() and (why := unavailable()):
+        if _disk.get() != "only" and (why := unavailable()):
             _note(Outcome("plain", why))
             return Packed(self.width).scan(program, carry, fixed, time)
         return scan_packed(program, carry, fixed, time, self.width, _prepare)
@@ -241,8 +254,8 @@ def _compile_step(
             # Clones: a step that begins at its anchor has the same memory twice, which cannot be compiled.
             example = [value.clone() for value in example_of()]
             key = step_key(program, kinds) if to_repeat else None
-            step = _stored(program, key, example) if key else None
-            if step is None and _stored_only.get():
+            step = _stored(program, key, example) if key and _disk.get() != "never" else None
+            if step is None and _disk.get() == "only":
                 raise NotStored
             if step is None and to_repeat and unavailable() is not None:
                 return None
