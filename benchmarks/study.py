@@ -101,11 +101,13 @@ def commands(size: Size, quick: bool) -> dict[str, list[str]]:
 def command(words: Sequence[str], out: Path, cache: Path) -> Timed:
     """Run `coterie` in a process of its own, and time what it says."""
     own = {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "steps"), "PYTHONUNBUFFERED": "1"}
+    # As a user's Python does, it keeps the bytecode of what it imports.
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     start = last = begin
     with subprocess.Popen(
         [sys.executable, "-m", "coterie", *words, f"--out={out}"],
-        env=os.environ | own,
+        env=usual | own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -44,7 +44,8 @@ def test_no_compiler_on_the_path(tmp_path: Path) -> None:
 @compiles
 def test_an_unknown_torchinductor(tmp_path: Path) -> None:
     """A private name that this version of PyTorch lacks is told as what it is, not as a missing compiler."""
-    engine, told = run(tmp_path / "run", WITHOUT_A_NAME, COTERIE_BACKEND="")
+    cache = str(tmp_path / "cache")  # without steps of earlier runs, for which TorchInductor is not needed
+    engine, told = run(tmp_path / "run", WITHOUT_A_NAME, COTERIE_BACKEND="", TORCHINDUCTOR_CACHE_DIR=cache)
     assert engine["steps"]["path"] == "plain"
     assert engine["steps"]["why"].endswith("has no torch._inductor.compile_fx.compile_fx")
     assert engine["steps"]["why"] in told

@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from coterie import ConfigError
-from coterie.compute import availability, torch_private
+from coterie.compute import availability, compiled, torch_private
 from coterie.compute.availability import unavailable
 from coterie.compute.compiled import Compiled, backend
 from coterie.compute.packing import Packed
+from coterie.core.backend import using
+from coterie.core.batches import Batches
 from coterie.core.plain import Plain
+from coterie.core.scan import scan
 from tests.marks import compiles
+
+INDEX = torch.zeros(1, 2, 3, dtype=torch.int64)  # two minibatches of three examples
+ONES = Batches(torch.ones(1, 1), torch.zeros(1), INDEX, torch.ones(INDEX.shape), INDEX[..., 0], torch.tensor(6.0))
 
 
 def test_the_environment_can_ask_for_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +48,11 @@ def test_a_private_name_that_is_missing_is_said_by_name(monkeypatch: pytest.Monk
         cached.cache_clear()
     try:
         assert "has no torch._inductor.compile_fx.gone" in (unavailable() or "")
-        assert isinstance(backend(compiled=True), Packed)
+        monkeypatch.setattr(compiled, "_compiled", {})
+        with compiled.observing() as seen, using(backend(compiled=True)):
+            found = scan(lambda carry, aux, batch: carry + batch.x.sum(), torch.zeros(()), (), ONES)
+        assert found == 6
+        assert [(each.path, each.why) for each in seen] == [("plain", unavailable())]
     finally:
         monkeypatch.undo()
         for cached in (torch_private.private, torch_private.missing, availability._unavailable):

@@ -15,7 +15,7 @@ from coterie.compute.inductor import compiling_takes
 RUN = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-import torch, coterie
+import torch, coterie, coterie.experiment.run
 from coterie.compute import compiled
 draw = torch.Generator().manual_seed(0)
 data = [(torch.randn(size, 3, generator=draw), torch.arange(size) % 2) for size in (40, 40, 90)]

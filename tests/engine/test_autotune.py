@@ -3,6 +3,8 @@
 import dataclasses
 import sys
 
+import pytest
+
 from coterie import testing
 from coterie.core import tree
 from coterie.core.optimizers import SGD
@@ -12,6 +14,12 @@ from coterie.methods import FedAvg, FedMAP
 from tests.marks import compiles
 
 from .small import simulation
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet(monkeypatch):
+    """What is compiled already is taken without measuring anything."""
+    monkeypatch.setattr("coterie.compute.compiled._compiled", {})
 
 
 def pick(sim, **options):
@@ -28,6 +36,22 @@ def test_steps_that_are_repeated_are_shared_out_among_threads(monkeypatch):
     engines = [pick(sim, workers=workers, **options).engine for workers in (1, 2)]
     assert [(engine.threads, engine.chunk, engine.workers) for engine in engines] == [(True, 5, 1), (True, 5, 2)]
     assert "2 threads" in engines[1].describe()
+
+
+@compiles
+def test_auto_takes_steps_that_are_on_disk_as_they_are(monkeypatch):
+    monkeypatch.setattr(sys.modules["coterie.engine.autotune"], "cores", lambda: 2)
+    little = {"compiled": None, "workers": None, "chunk": 3}
+    assert not pick(simulation(), **little).engine.compiled  # too little work to compile anything
+    assert pick(simulation(), **{**little, "compiled": True}).engine.compiled
+    monkeypatch.setattr("coterie.compute.compiled._compiled", {})  # as in another process
+    choice = pick(simulation(), **little)
+    assert set(choice.microseconds) == {"stacked, compiled"}
+    assert (choice.engine.compiled, choice.engine.threads, choice.status.path) == (True, True, "replayed")
+    assert not pick(simulation(), **{**little, "compiled": False}).engine.compiled
+    monkeypatch.setattr("coterie.compute.compiled._compiled", {})
+    monkeypatch.setenv("COTERIE_BACKEND", "plain")
+    assert not pick(simulation(), **little).engine.compiled
 
 
 def test_chunk_size_is_bounded_by_memory_and_cache():
@@ -48,7 +72,7 @@ def test_auto_measures_both_and_does_not_compile_for_little_work():
 
 def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
     module = sys.modules["coterie.engine.autotune"]  # its function has the same name
-    monkeypatch.setattr(module, "compiling_takes", lambda _: float("inf"))
+    monkeypatch.setattr(module, "compiling_takes", lambda *_: float("inf"))
     looks = []
     monkeypatch.setattr(module, "fan_out", lambda jobs, _: looks.append(1) or [jobs[0]()])
     for hopeless, number in ((float("inf"), 2), (0.0, 0)):
@@ -60,7 +84,7 @@ def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
 
 def test_auto_shares_out_rounds_that_are_long_enough(monkeypatch):
     module = sys.modules["coterie.engine.autotune"]
-    monkeypatch.setattr(module, "compiling_takes", lambda _: float("inf"))
+    monkeypatch.setattr(module, "compiling_takes", lambda *_: float("inf"))
     monkeypatch.setattr(module, "cores", lambda: 2)
     workers = [pick(simulation(), client_steps=steps, chunk=3, workers=None).engine.workers for steps in (1, 10**6)]
     assert workers == [1, 2]
@@ -90,7 +114,6 @@ def test_auto_says_that_there_is_no_compiler(monkeypatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr("coterie.compute.compiled.compile_graph", missing)
-    monkeypatch.setattr("coterie.compute.compiled._compiled", {})
     choice = pick(simulation(dataclasses.replace(FedAvg(), optimizer=SGD(0.03125))), compiled=True)
     assert "steps cannot be compiled here" in choice.notes[0]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
 from rich.table import Table as RichTable
 
 from coterie.cli.console import say, stdout
@@ -42,6 +41,8 @@ def reproduce(
             say(console, f"{table.title}: about {minutes:.0f} minutes on two cores.{long}")
         with watch(quiet, measures=True) as progress:
             rows = run_table(name, out, seeds=seeds, rounds=rounds, progress=progress)
+        from rich.markdown import Markdown  # with its parser: no other command needs them
+
         console.print(Markdown(markdown(name, rows)))
 
 

@@ -43,11 +43,16 @@ def unavailable() -> str | None:
     return _unavailable(os.environ.get("PATH", ""), compiler_name())
 
 
+def no_compiler() -> str | None:
+    """Say that there is no C++ compiler; None where there is one. Unlike `unavailable`, it imports nothing."""
+    if compiler() is not None:
+        return None
+    return f"there is no C++ compiler: {compiler_name()} is not on the PATH (CXX names another one)"
+
+
 @functools.cache  # of what it depends on
 def _unavailable(path: str, name: str) -> str | None:
-    if compiler() is None:
-        return f"there is no C++ compiler: {name} is not on the PATH (CXX names another one)"
-    return torch_private.missing()
+    return no_compiler() or torch_private.missing()
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,9 @@
 - A step that cannot be compiled runs as it is.
 
 Clients of every size, rounds, and methods with the same step share one compiled step: it is found by the step's
-`identity` and by the shapes of what it is given.
+`identity` and by the shapes of what it is given. A step that C++ repeats is kept on disk (`program_store`); another
+process that finds it there neither traces nor compiles. What is found is taken for the step only after one step of it
+was compared with the plain one, on the first minibatch.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ import torch
 from torch import Tensor
 
 from coterie import profiling
-from coterie.compute import winograd
-from coterie.compute.availability import asked_for_plain, first_line, unavailable
+from coterie.compute import program_store, winograd
+from coterie.compute.availability import asked_for_plain, first_line, no_compiler, unavailable
 from coterie.compute.convolution import FewChannelConvolution
 from coterie.compute.inductor import compile_graph
 from coterie.compute.packing import Packed, scan_packed
-from coterie.compute.recording import may_be_replayable, record
+from coterie.compute.recording import may_be_replayable, record, repeats
 from coterie.compute.replay import ClientSteps, ReplayedStep
+from coterie.compute.step_key import step_key
 from coterie.compute.torch_private import private
 from coterie.core import tree
 from coterie.core.backend import Backend, using
@@ -49,26 +52,59 @@ class Outcome(NamedTuple):
 
 
 class CompiledStep(NamedTuple):
-    run: Runner | None  # None: it could not be compiled, and runs as it is
+    run: Runner | None  # None: it could not be compiled, and runs as it is; or it was found on disk
     replayed: ReplayedStep | None = None  # None: C++ cannot repeat it
     why: str = ""  # not compiled, or not repeated
 
     @property
+    def from_disk(self) -> bool:
+        """Tell whether only C++ can take it: Python has nothing to call."""
+        return self.run is None and self.replayed is not None
+
+    @property
     def outcome(self) -> Outcome:
-        if self.run is None:
-            return Outcome("plain", self.why)
-        return Outcome("replayed") if self.replayed is not None else Outcome("compiled", self.why)
+        if self.replayed is not None:
+            return Outcome("replayed")
+        return Outcome("plain" if self.run is None else "compiled", self.why)
+
+
+class NotStored(Exception):
+    """A step would have to be compiled, inside `stored_only`."""
 
 
 _compiled: dict[Hashable, CompiledStep] = {}
 _unrepeatable: set[Hashable] = set()
 _lock = threading.RLock()  # one step is compiled at a time, since TorchInductor has global state
 _seen: ContextVar[list[Outcome] | None] = ContextVar("seen", default=None)
+_disk: ContextVar[Literal["may", "only", "never"]] = ContextVar("disk", default="may")  # where steps come from
 
 
 def compilations() -> int:
-    """Return how many steps this process has compiled."""
-    return sum(step.run is not None for step in _compiled.values())
+    """Return how many steps this process has compiled, or found compiled on disk."""
+    return sum(step.outcome.path != "plain" for step in _compiled.values())
+
+
+@contextlib.contextmanager
+def stored_only() -> Iterator[None]:
+    """Compile nothing inside: a scan whose step is neither known yet nor found on disk raises `NotStored`."""
+    with _disk_is("only"):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_stored() -> Iterator[None]:
+    """Compile every step that is not known yet, and look for none on disk."""
+    with _disk_is("never"):
+        yield
+
+
+@contextlib.contextmanager
+def _disk_is(value: Literal["only", "never"]) -> Iterator[None]:
+    token = _disk.set(value)
+    try:
+        yield
+    finally:
+        _disk.reset(token)
 
 
 @contextlib.contextmanager
@@ -99,9 +135,9 @@ def backend(compiled: bool, width: int | None = None, threads: int = 1) -> Backe
     """
     if not compiled:
         return Plain() if asked_for_plain() else Packed(width)
-    if unavailable() is not None:
+    if asked_for_plain() or no_compiler() is not None:
         return backend(False, width)
-    return Compiled(width, threads)
+    return Compiled(width, threads)  # which looks for TorchInductor when it needs it
 
 
 @contextlib.contextmanager
@@ -124,6 +160,9 @@ class Compiled:
             if done is not None:
                 _note(Outcome("replayed"))
                 return done
+        if _disk.get() != "only" and (why := unavailable()):
+            _note(Outcome("plain", why))
+            return Packed(self.width).scan(program, carry, fixed, time)
         return scan_packed(program, carry, fixed, time, self.width, _prepare)
 
     def _replayed(
@@ -210,14 +249,43 @@ def _compile_step(
     names = (*tree.pack(program.carry), "|", *tree.pack(program.aux))
     place = (identity(program.step), names, program.lifts, *kinds, torch.get_num_threads())
     with _lock:
-        if place not in _compiled and not (to_repeat and place in _unrepeatable):
+        known = place in _compiled and (to_repeat or not _compiled[place].from_disk)
+        if not known and not (to_repeat and place in _unrepeatable):
             # Clones: a step that begins at its anchor has the same memory twice, which cannot be compiled.
-            step = _compile(program, [value.clone() for value in example_of()], to_repeat)
+            example = [value.clone() for value in example_of()]
+            key = step_key(program, kinds) if to_repeat else None
+            step = _stored(program, key, example) if key and _disk.get() != "never" else None
+            if step is None and _disk.get() == "only":
+                raise NotStored
+            if step is None and to_repeat and unavailable() is not None:
+                return None
+            if step is None:
+                step = _compile(program, example, to_repeat)
+                if key and step is not None and step.replayed is not None:
+                    program_store.save(key, step.replayed)
             if step is None:
                 _unrepeatable.add(place)
             else:
                 _compiled[place] = step
         return _compiled.get(place)
+
+
+def _stored(program: Program, key: str, example: list[Tensor]) -> CompiledStep | None:
+    """Return the step that is kept on disk under `key`, if it does what the plain step does."""
+    found = program_store.load(key)
+    if found is None:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            expected = program.function(select=bool(program.lifts))(*example)
+            right = repeats(found, example, expected)
+    except Exception as error:
+        log.info("a step that was kept on disk cannot be tried: %s", first_line(error))
+        return None
+    if not right:
+        log.info("a step that was kept on disk gives other results: it is compiled anew")
+        return None
+    return CompiledStep(None, found)
 
 
 def _compile(program: Program, example: list[Tensor], to_repeat: bool) -> CompiledStep | None:

@@ -29,12 +29,17 @@ COLD_SECONDS = 5.0  # more, where no header was ever compiled
 _taken: list[float] = []  # seconds, in this process
 
 
-def compiling_takes(convolves: bool = False) -> float:
-    """Return how many seconds compiling a step may take: what the last one took; the first starts the compiler, too."""
+def compiling_takes(convolves: bool = False, alike: int = 1) -> float:
+    """Return how many seconds compiling a step may take: what the last one took; the first starts the compiler, too.
+
+    Args:
+        convolves: the step has convolutions.
+        alike: how many steps will be compiled, about: each bears a share of what only the first one takes.
+    """
     if len(_taken) > 1:
         return max(MIN_SECONDS, _taken[-1])
     cold = not _taken and not any((cache_folder() / HEADER_FOLDER).glob("*.gch"))
-    return min([CONVOLUTION_SECONDS if convolves else STEP_SECONDS, *_taken]) + COLD_SECONDS * cold
+    return min([CONVOLUTION_SECONDS if convolves else STEP_SECONDS, *_taken]) + COLD_SECONDS * cold / alike
 
 
 def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> tuple[Callable[..., list[Tensor]], Any]:

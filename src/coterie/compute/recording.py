@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from coterie.compute.custom_ops import code_of
-from coterie.compute.replay import KERNEL, MAX_ARGUMENTS, OP_FIELDS, PRODUCT, READ, ClientSteps, ReplayedStep
+from coterie.compute.replay import KERNEL, MAX_ARGUMENTS, OP_FIELDS, PRODUCT, READ, ClientSteps, Kernel, ReplayedStep
 
 CACHE_LINE = 64  # bytes
+MAX_CHANGE = 0.02  # by which a step that is repeated may differ from what was recorded, of what a step changes
 
 
 class NotReplayable(Exception):
@@ -39,6 +40,7 @@ class Recorder:
     memory: list[torch.UntypedStorage] = field(default_factory=list)  # of the inputs first
     number_of: dict[int, int] = field(default_factory=dict)  # {address: number of the memory}
     made: set[int] = field(default_factory=set)  # memory that only the call itself uses
+    kernels: dict[int, Kernel] = field(default_factory=dict)  # by address
 
     def __post_init__(self) -> None:
         for value in self.inputs:
@@ -87,6 +89,7 @@ class Recorder:
         """Wrap a kernel of TorchInductor's so that its calls are noted."""
         exported = ctypes.CDLL(function.__self__.__file__)[function.__name__]
         address = ctypes.cast(exported, ctypes.c_void_p).value or 0
+        self.kernels[address] = Kernel(function.__self__.__file__, function.__name__)
 
         def call(*values: Any) -> None:
             self.op(KERNEL, values, address)
@@ -139,6 +142,7 @@ def record(call: Any, example: Sequence[Tensor], num_carry: int) -> ReplayedStep
     recorder = Recorder([*start, *pool, positions, mask, key])
     for everything, part in zip(pool, (x, y), strict=True):
         recorder.op(READ, (everything, positions, part), 0, (1, mask.numel(), len(everything), everything[0].nbytes))
+    reads = {recorder.owner(part) for part in (x, y)}
     outputs = _with_recorder(call, recorder)(list(inputs))
     swaps = dict[int, int]()
     for at, leaf in enumerate(inputs[:num_carry]):
@@ -150,17 +154,30 @@ def record(call: Any, example: Sequence[Tensor], num_carry: int) -> ReplayedStep
         if place < len(recorder.inputs) or place in swaps.values() or not whole:
             raise NotReplayable("it returns a carry that shares memory with something else")
         swaps[at] = place
+    beside = range(len(recorder.inputs), len(recorder.memory))
+    has_constants = not recorder.made | reads >= set(beside)
     _share_memory(recorder, recorder.made - set(swaps.values()))
     owner, offset = (np.array(each, np.int64) for each in zip(*recorder.operands, strict=True))
     buffers = recorder.memory[len(recorder.inputs) :]
-    step = ReplayedStep(np.array(recorder.ops, np.int64), owner, offset, buffers, len(recorder.inputs), swaps)
-    expected = [value.clone() for value in outputs[:num_carry]]
-    rows = [value[None].contiguous() for value in (*example[:num_carry], *start[num_carry:])]  # inputs may have changed
-    one = ClientSteps(np.array([[0, 0, 1]]), [part[None] for part in (positions, mask, key)])
-    found, _ = step.scan(rows[:num_carry], rows[num_carry:], (pool[0], pool[1]), one)
-    if not all(_agree(row[0], other) for row, other in zip(found, expected, strict=True)):
+    ops, inputs_number = np.array(recorder.ops, np.int64), len(recorder.inputs)
+    step = ReplayedStep(ops, owner, offset, buffers, inputs_number, swaps, recorder.kernels, has_constants)
+    if not repeats(step, example, [value.clone() for value in outputs[:num_carry]]):
         raise NotReplayable("repeated, it gives other results")
     return step
+
+
+def repeats(step: ReplayedStep, example: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Tell whether a step by C++, from `example`, gives the carry that is `expected`, but for rounding."""
+    *start, x, y, mask, key = (value.contiguous() for value in example)
+    pool = x.flatten(0, mask.ndim - 1), y.flatten(0, mask.ndim - 1)
+    positions = torch.arange(mask.numel()).view(mask.shape)
+    rows = [value[None] for value in start]
+    one = ClientSteps(np.array([[0, 0, 1]]), [part[None] for part in (positions, mask, key)])
+    found, _ = step.scan(rows[: len(expected)], rows[len(expected) :], pool, one)
+    return all(
+        row.shape[1:] == new.shape and _agree(row[0], new) and _same_change(row[0], new, old)
+        for row, new, old in zip(found, expected, start[: len(expected)], strict=True)
+    )
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
@@ -169,6 +186,18 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     finite = other[other.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * scale + 1e-6, equal_nan=True)
+
+
+def _same_change(one: Tensor, other: Tensor, before: Tensor) -> bool:
+    """Tell whether what a step changes is the same: one step changes little, and may do it with another step size.
+
+    Norms are compared, since a few numbers may differ much (Adam divides small gradients by themselves).
+    """
+    if not other.is_floating_point() or not bool(other.isfinite().all()):
+        return True
+    one, other, before = (value.double() for value in (one, other, before))
+    rounding = 16 * torch.finfo(torch.float32).eps * float(other.norm() + before.norm())
+    return float((one - other).norm()) <= MAX_CHANGE * float((other - before).norm()) + rounding + 1e-6
 
 
 def _with_recorder(call: Any, recorder: Recorder) -> Callable[[list[Tensor]], Sequence[Tensor]]:

@@ -27,7 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.compute.entries import load_library, save_library
 from coterie.compute.inductor import compile_source
+from coterie.compute.step_key import machine
 
 SOURCE = Path(__file__).with_name("replay.cpp")
 OP_FIELDS = 22  # numbers in an Op of replay.cpp
@@ -36,6 +38,13 @@ NUM_READS, POOL_LENGTH = 2, 6  # the first Ops read x and y; the field in which 
 FEW_ARGUMENTS, MAX_ARGUMENTS = 32, 128  # replay.cpp calls every kernel with so many pointers; it ignores the surplus
 
 Pool = tuple[Tensor, Tensor]  # x and y of all examples
+
+
+class Kernel(NamedTuple):
+    """A function of a library that TorchInductor made."""
+
+    file: str
+    name: str
 
 
 class ClientSteps(NamedTuple):
@@ -55,6 +64,8 @@ class ReplayedStep:
     buffers: list[torch.UntypedStorage]  # what the step uses beside its inputs
     num_inputs: int
     swaps: dict[int, int]  # {leaf of the carry: the buffer that is its other place}
+    kernels: dict[int, Kernel] = field(default_factory=dict)  # by address
+    has_constants: bool = False  # whether some of the buffers have values that the step reads
     _rooms: list[list[torch.UntypedStorage]] = field(default_factory=list, repr=False)  # buffers of further threads
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)  # one scan at a time
 
@@ -139,7 +150,11 @@ def _row_bytes(leaf: Tensor) -> int:
 @functools.cache
 def library() -> Any:
     """Compile replay.cpp, or load what was compiled of it before."""
-    found = compile_source(SOURCE.read_text(encoding="utf-8"))
+    key = f"replay-{machine()}"
+    found: Any = load_library(key)
+    if found is None:
+        found = compile_source(SOURCE.read_text(encoding="utf-8"))
+        save_library(key, found._name)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.run.argtypes = [pointer, number, pointer]
     found.scan.argtypes = [pointer, pointer, number, pointer]

@@ -94,6 +94,10 @@ class Task:
     def __hash__(self) -> int:
         return hash((self.kind, self.num_classes, self.trainable, tuple(self._first_name)))
 
+    def parts(self) -> tuple[Any, ...]:
+        """What two tasks must have in common to be equal; the module last, whose values do not matter."""
+        return (*self._structure[:-1], self._train)
+
     def init(self) -> Params:
         """The wrapped module's own parameters and buffers."""
         tensors = _tensors(self._eval)

@@ -1,8 +1,9 @@
 """`auto`: which engine is fastest for this task, by a short measurement on the real thing.
 
-A few real steps are timed one client at a time and stacked; an engine that is hopelessly slow is not looked at closely.
-If the work that remains is long enough, the step is compiled and timed as well. Measuring takes a small share of that
-work. The choice is written into the run folder, and a resumed run keeps it.
+A step that an earlier run left on disk, for C++ to repeat, is taken as it is: nothing else is as fast, and nothing is
+left to be compiled. Else a few real steps are timed one client at a time and stacked; an engine that is hopelessly slow
+is not looked at closely. If the work that remains is long enough, the step is compiled and timed as well. Measuring
+takes a small share of that work. The choice is written into the run folder, and a resumed run keeps it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.compute.availability import asked_for_plain, compiler, first_line, unavailable
-from coterie.compute.compiled import Outcome, observing, slowest
+from coterie.compute.availability import asked_for_plain, first_line, no_compiler, unavailable
+from coterie.compute.compiled import Outcome, observing, slowest, stored_only
 from coterie.compute.cpu import cores
 from coterie.compute.inductor import compiling_takes
 from coterie.compute.packing import best_width
@@ -37,6 +38,7 @@ ALIKE = 0.7  # of a loop's time: from here on, stacking saves too little to be c
 MIN_CLIENTS = 4  # to time
 PROBE_STEPS = 2  # of the first look
 MAX_LOOK_SECONDS = 0.3  # for one engine, once it is warm
+STORED_LOOK_SECONDS = 0.02  # the same for a step that is taken as it is; it tells how many workers pay
 LOOK_SHARE = 0.01  # of the work that remains
 HOPELESS = 3.0  # times the fastest: no second look
 PROCESS_SECONDS, THREAD_SECONDS = 0.002, 0.0002  # that worker processes, or threads, cost in a round, themselves
@@ -71,6 +73,7 @@ def choose(
     kinds: tuple[str, ...] = ("loop", "stacked"),
     compiled: bool | None = None,
     convolves: bool = False,
+    alike: int = 1,
 ) -> Choice:
     """Pick an engine for `client_steps` steps of training in all.
 
@@ -86,16 +89,20 @@ def choose(
         kinds: the kinds of engines to choose from.
         compiled: whether to compile; None: if that pays.
         convolves: the model has convolutions, whose steps take longer to compile.
+        alike: how many methods run one after another, this one included: the compiler is started once for all.
 
     Raises:
         CoterieError: the only engine asked for cannot run this task.
     """
-    tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves)
+    tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves, alike)
+    possible = not asked_for_plain() and no_compiler() is None
+    if possible and compiled is not False and tuning.take_stored():
+        return tuning.choice(None)
     if compiled is not True:
         tuning.time_uncompiled()
     cannot = None
     # To find out whether steps can be compiled starts the compiler's Python, which takes longer than a short run.
-    if asked_for_plain() or compiler() is None or tuning.may_pay():
+    if not possible or tuning.may_pay():
         cannot = unavailable()
         if cannot and compiled is True:
             tuning.time_uncompiled()
@@ -115,6 +122,7 @@ class _Tuning:
     kinds: tuple[str, ...]
     compiled: bool | None
     convolves: bool
+    alike: int = 1
     times: dict[str, float] = field(default_factory=dict)  # microseconds of a client's step, by engine
     by_threads: set[str] = field(default_factory=set)  # engines whose steps C++ repeats: they need no processes
     notes: list[str] = field(default_factory=list)
@@ -131,6 +139,26 @@ class _Tuning:
         for kind in self.kinds:
             lanes = self.lanes[1] if kind == "stacked" else None
             self.engines[f"{kind}, compiled"] = replace(self.engines[kind], compiled=True, lanes=lanes)
+
+    def take_stored(self) -> bool:
+        """Tell whether the more promising engine finds its steps on disk; it is then the only one timed."""
+        name = f"{max(self.kinds)}, compiled"  # stacked
+        look = self._look(name)
+        try:
+            steps = min(PROBE_STEPS, look.longest)
+            with stored_only(), observing() as seen:
+                look.seconds(steps)
+        except Exception:  # nothing is on disk; or what else it is will show when it is compiled
+            return False
+        if slowest(seen) != Outcome("replayed"):
+            return False
+        self._note(name, Outcome("replayed"))
+        self.times[name] = 0.0
+        if not self.settled:
+            self.times[name] = (
+                float(look.fastest(look.seconds(steps) / steps, STORED_LOOK_SECONDS)) / len(look.group) * 1e6
+            )
+        return True
 
     def time_uncompiled(self) -> None:
         for kind in sorted(self.kinds, reverse=True):  # stacked first: a loop is often hopeless then
@@ -169,7 +197,7 @@ class _Tuning:
         if self.compiled is not None or kind not in self.times:
             return bool(self.compiled)
         saved = min(map(self._seconds, self.times)) - (1 - saves) * self._seconds(kind)
-        return saved > compiling_takes(self.convolves)
+        return saved > compiling_takes(self.convolves, self.alike)
 
     def choice(self, cannot: str | None) -> Choice:
         winner = min(self.times, key=self._seconds)
@@ -195,32 +223,26 @@ class _Tuning:
 
     def _time(self, name: str) -> None:
         """Measure a client's step by the engine of this name, on one core, as many at a time as there will be."""
-        engine = self.engines[name]
-        width = engine.lanes or engine.chunk
-        every = [client for each in chunks(self.probe.federation, self.probe.ids, engine.chunk) for client in each]
-        group = every[: max(MIN_CLIENTS, width)]  # a few clients, since one alone is no average
-        look = _Look(self.probe, replace(engine, chunk=width), group)
+        engine, look = self.engines[name], self._look(name)
         try:
             steps = min(PROBE_STEPS, look.longest)
             with observing() as seen:
                 look.seconds(steps)  # warms up and compiles
             found = slowest(seen)
             if engine.compiled and found:
-                self.outcomes[name] = found
-            if name == "stacked, compiled" and found == Outcome("replayed"):
-                self.by_threads.add(name)
+                self._note(name, found)
             if self.settled:
                 self.times[name] = 0.0
                 return
             first = look.seconds(steps) / steps
-            self.times[name] = first / len(group) * 1e6
+            self.times[name] = first / len(look.group) * 1e6
             enough = min(MAX_LOOK_SECONDS, LOOK_SHARE * self._seconds(name))
             if self._seconds(name) > HOPELESS * min(map(self._seconds, self.times)):
                 return
             job = functools.partial(look.fastest, first, enough)
             # As many at a time as there will be processes: they share the caches and the memory's bandwidth.
             looks = fan_out([job] * self.processes, self.processes) if self.processes > 1 else [job()]
-            self.times[name] = float(torch.cat(looks).mean()) / len(group) * 1e6
+            self.times[name] = float(torch.cat(looks).mean()) / len(look.group) * 1e6
         except Exception as error:
             words = first_line(error)
             if name.startswith("stacked") and len(self.kinds) == 1:
@@ -228,6 +250,18 @@ class _Tuning:
             if name.startswith("loop"):
                 raise
             self.notes.append(f"{name} cannot run this task ({words})")
+
+    def _look(self, name: str) -> _Look:
+        engine = self.engines[name]
+        width = engine.lanes or engine.chunk
+        every = [client for each in chunks(self.probe.federation, self.probe.ids, engine.chunk) for client in each]
+        group = every[: max(MIN_CLIENTS, width)]  # a few clients, since one alone is no average
+        return _Look(self.probe, replace(engine, chunk=width), group)
+
+    def _note(self, name: str, found: Outcome) -> None:
+        self.outcomes[name] = found
+        if name == "stacked, compiled" and found == Outcome("replayed"):
+            self.by_threads.add(name)
 
     def _speedup(self, name: str) -> float:
         """By sharing a round's chunks out among the workers, where that saves more than they cost themselves."""

@@ -71,9 +71,11 @@ class Choices:
 
     Attributes:
         repeats: how often each method runs. Compiling must save time over all of these runs together.
+        methods: how many methods run. The compiler is started once for all of them.
     """
 
     repeats: int = 1
+    methods: int = 1
     _known: dict[Hashable, list[tuple[AnyMethod, Choice]]] = field(default_factory=dict)
 
     def add(self, start: RunStart, choice: Choice) -> None:
@@ -165,6 +167,7 @@ def _chosen(
         chunk=chunk,
         lanes=lanes,
         convolves=setup.task.convolves,
+        alike=choices.methods,
     )
     if (before := choices.replayed(runs[0])) is not None:
         # Compiling saved time for that method, so it does for this one. If C++ repeats its steps too, nothing is timed.

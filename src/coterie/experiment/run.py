@@ -146,12 +146,13 @@ def run_setup(
     """
     from coterie.experiment.take_home.onboard import onboard_held_out  # which runs newcomers by `execute`
 
-    tell, choices = progress or Silent(), choices or Choices()
+    beside_local = setup.config.reference and setup.config.method != "local"
+    tell, choices = progress or Silent(), choices or Choices(methods=1 + beside_local)
     asked_for_plain()  # complains of a wrong environment before anything is written
     tracking.check(setup.config.track, out)
     with span("run", run=setup.config.method):
         result = execute(setup, out, tell, resume=resuming, thread=thread, choices=choices)
-    if setup.config.reference and setup.config.method != "local":
+    if beside_local:
         alone = setup.with_method(local_like(setup.method))
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()

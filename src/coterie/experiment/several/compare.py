@@ -151,7 +151,7 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
     found: dict[tuple[str, int], Found] = {}
     measured: dict[str, list[Trial]] = {label: [] for label in trials.methods if label != "local"}
     number = seeds_at_once([trials.first.with_method(method) for method in trials.methods.values()], len(trials.seeds))
-    choices = Choices(len(trials.seeds))
+    choices = Choices(len(trials.seeds), len(trials.methods))
     for seeds in (trials.seeds[start : start + number] for start in range(0, len(trials.seeds), number)):
         bases = {seed: trials.first if seed == trials.seeds[0] else trials.prepare(seed) for seed in seeds}
         joined = share_pool(list(bases.values())) if len(bases) > 1 else None
