@@ -303,10 +303,10 @@ class Simulation:
             views = client_rows.put(views, torch.tensor(ids), part)
         return views
 
-    def probe(self) -> tuple[Any, list[int], Any]:
-        """Return the first round's work, on which engines are timed: a function, its clients, and their rows."""
-        ids = self.sample(1)
-        return self._local_update, ids, self._work(1, ids)[1]
+    def probe(self, round: int = 1) -> tuple[Any, list[int], Any]:
+        """Return a round's work, without doing it: a function, its clients, and their rows."""
+        ids = self.sample(round)
+        return self._local_update, ids, self._work(round, ids)[1]
 
     def client_steps(self, rounds: int) -> int:
         """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""

@@ -127,6 +127,10 @@ class FedAMP(Method[Server, Params, Params, Params]):
         return collaboration_info(server.xi)
 
     @property
+    def pull_option(self) -> str:
+        return "lam" if self.alpha == "auto" else "1/alpha"
+
+    @property
     def _pull(self) -> float:
         """lambda / alpha_k of eq. 6."""
         if self.alpha == "auto":

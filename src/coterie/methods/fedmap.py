@@ -143,6 +143,10 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         return {"weight": server.weight}
 
     @property
+    def pull_option(self) -> str:
+        return "1/sigma2"
+
+    @property
     def _rho(self) -> Prior:
         return make_prior(self.prior, self.sigma2, self.c, self.epsilon, self.tau, self.nu)
 

@@ -103,6 +103,10 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     def server_info(self, server: Server) -> Info:
         return collaboration_info(server.xi)
 
+    @property
+    def pull_option(self) -> str:
+        return "pull"
+
     def _xi(self, cosine: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor]:
         """Return xi_ij [clients, others]; see `neighbours.WeightFormula`."""
         count = attends.sum(1, keepdim=True)  # [clients, 1]; m - 1 once all were heard

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -117,6 +117,13 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def message_bytes(self, ups: Up) -> int:
         return tree.nbytes((ups.body, ups.size)) + class_moments.used_bytes(ups.class_size, ups.mean, ups.spread)
+
+    @property
+    def pull_option(self) -> str:
+        return "xi1"
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        return body_cautions(task)
 
     def _moments(self, task: Task, theta: Params, epoch: Batches) -> tuple[Tensor, Tensor, Factor | Tensor | tuple[()]]:
         """Return Z_kn, mu_kn and Lambda_kn - alpha I, as in `Up`."""
