@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from coterie.cli.console import say, stderr, stdout
-from coterie.experiment.plan import RunPlan, Traffic
+from coterie.experiment.plan import RunPlan
+from coterie.experiment.plan_costs import Traffic
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -44,7 +45,7 @@ def _lines(found: RunPlan) -> list[tuple[str, str]]:
     train = sorted(each["train"] for each in found.clients.values())
     steps, memory, probe = found.steps, found.memory, found.probe or {}
     lines = [
-        ("clients", f"{len(train)}, with {_range(train[0], train[-1])} training examples each, {sum(train)} in all"),
+        ("clients", f"{len(train)}, with {_range(train[0], train[-1])} training examples each, {sum(train):,} in all"),
         ("steps", f"{_range(steps['least'], steps['most'])} of a client and round, {steps['all']:,} of all in the run"),
         ("hearing", found.hearing),
     ]

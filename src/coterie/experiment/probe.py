@@ -31,9 +31,13 @@ from coterie.core.optimizers import Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params, Tree
+from coterie.data import Federation
 from coterie.engine import Engine, in_order
+from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 
+MAX_CLIENTS = 32  # in a probe
+KEPT_BYTES = 2**28  # of models that a probe may hold
 ROUNDING = 1e-6  # of the data's gradient; a smaller difference is no term of the method
 Seen = tuple[Params, Batch]  # what a task was last asked for the loss of
 
@@ -70,7 +74,49 @@ class Probe(Simulation):
             return (tree.rows(views, self._at(group)),), self._draw(group, self.plan, "minibatches", round)
 
         ((_, trained),) = Engine("loop").map(local, self.federation, [client], rows_of, "probe")
-        return tree.rows(trained, 0)  # type: ignore[no-any-return]
+        return tree.rows(trained, 0)
+
+
+def slow(setup: Setup) -> bool:
+    """Return whether a step takes more than some milliseconds."""
+    return setup.task.convolves or tree.nbytes(setup.task.init()) > 2**20
+
+
+def make_probe(setup: Setup, clients: int, steps: int) -> Probe:
+    """Make a simulation of so many of the clients, all of whom take part in every round."""
+    names = setup.federation.names
+    chosen = [names[i] for i in spread(setup.federation, clients)]
+    federation = setup.federation
+    if len(chosen) < len(names):
+        federation = dataclasses.replace(federation, clients={name: federation.clients[name] for name in chosen})
+    place = setup.peers if len(chosen) == len(names) else None
+    config = setup.config
+    sim = Probe.start(setup.method, setup.task, federation, config.plan(), len(chosen), config.seed, place=place)
+    sim.most = steps
+    return sim
+
+
+def spread(federation: Federation, number: int) -> list[int]:
+    """Choose clients from the largest to the smallest, in order of their ids."""
+    by_size = sorted(range(len(federation.names)), key=federation.rank.__getitem__)
+    if number >= len(by_size):
+        return sorted(by_size)
+    if number == 1:
+        return [by_size[len(by_size) // 2]]
+    return sorted(by_size[round(i * (len(by_size) - 1) / (number - 1))] for i in range(number))
+
+
+def engine_of(setup: Setup, sim: Probe) -> Engine:
+    """Return the faster engine for the probe, or the one that always works if clients cannot be stacked."""
+    if setup.task.convolves:
+        return Engine("loop")
+    stacked = Engine("stacked", chunk=MAX_CLIENTS)
+    fn, ids, rows_of = dataclasses.replace(sim, most=1).probe()
+    try:
+        stacked.map(fn, sim.federation, ids[:2], rows_of, "probe")
+    except RuntimeError:
+        return Engine("loop")
+    return stacked
 
 
 class Pull(NamedTuple):

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class Simulation:
         params: Params | None = None,
         place: Place | None = None,
         store: Store | None = None,
-    ) -> Simulation:
+    ) -> Self:
         """Make the initial state of the server and of every client.
 
         Args:
