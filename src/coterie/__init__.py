@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from coterie.data import Federation as Federation
     from coterie.data import from_clients as from_clients
     from coterie.evaluation import Benefit as Benefit
+    from coterie.experiment.plan import RunPlan as RunPlan
+    from coterie.experiment.plan import plan as plan
     from coterie.experiment.result import Result as Result
     from coterie.experiment.run import resume as resume
     from coterie.experiment.run import run as run
@@ -51,6 +53,7 @@ _WHERE = {
     "Federation": "data",
     "Method": "core.method",
     "Result": "experiment.result",
+    "RunPlan": "experiment.plan",
     "Task": "core.task",
     "compare": "experiment.several.compare",
     "compare_runs": "experiment.several.compare_runs",
@@ -58,6 +61,7 @@ _WHERE = {
     "from_clients": "data",
     "load": "experiment.take_home.load",
     "onboard": "experiment.take_home.onboard",
+    "plan": "experiment.plan",
     "prepare": "experiment.setup",
     "resume": "experiment.run",
     "run": "experiment.run",

@@ -18,6 +18,7 @@ from coterie.cli import (
     laws,
     methods,
     onboard,
+    plan,
     predict,
     report,
     reproduce,
@@ -30,6 +31,7 @@ from coterie.cli.memory import keep_freed_memory
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.plan)
 app.command()(resume.resume)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
 app.command()(report.report)

@@ -11,6 +11,7 @@ import typer
 from coterie.cli.console import say, stdout
 from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
+from coterie.cli.outlook import show_first_look
 from coterie.cli.profile import print_profile
 from coterie.cli.progress import watch
 from coterie.cli.request import Request
@@ -19,6 +20,7 @@ from coterie.core.errors import ConfigError
 from coterie.data import Federation
 from coterie.data.tables.schema import schema_from_dict
 from coterie.experiment.config import Config, default_out
+from coterie.experiment.plan import first_look
 from coterie.experiment.run import run_setup, with_profile
 from coterie.experiment.setup import Setup, prepare
 from coterie.profiling import recording
@@ -70,6 +72,7 @@ def run(
                 say(console, f"{setup.config.method} on {describe(setup)}, seed {setup.config.seed}")
                 for line in schema_lines(setup.federation):
                     say(console, line)
+                show_first_look(first_look(setup))
             with watch(quiet, measures=measures(setup.config)) as progress:
                 result = run_setup(setup, path, progress=progress)
         with_profile(result, recorded)

@@ -280,3 +280,28 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         "collaboration" [clients, clients] and "weight" [clients] are drawn in the report.
         """
         return {}
+
+    @property
+    def pull_option(self) -> str:
+        """The option that the method's terms beside the loss grow with: "mu", or "1/sigma2" if they shrink with it.
+
+        `coterie plan` then measures these terms and warns where they do nothing, or hold the model where it is. Empty:
+        the method adds no such term.
+        """
+        return ""
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        """Say what in this model, or for these clients, makes the method do nothing of its own, and what to do.
+
+        `coterie plan` and the first lines of a run show these sentences. Name what is so, then the remedy.
+        """
+        return []
+
+
+def body_cautions(task: Task) -> list[str]:
+    """Return the `cautions` of a method that shares the body of a model, while heads are the clients' own."""
+    if not task.head_names:
+        return ["the model has no head, so all of it is shared, as in FedAvg: name the layer with --head"]
+    if not set(task.init()) - task.head_names:
+        return ["the model is nothing but its head, so nothing is shared: choose a --model with more than one layer"]
+    return []

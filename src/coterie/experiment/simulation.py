@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class Simulation:
         params: Params | None = None,
         place: Place | None = None,
         store: Store | None = None,
-    ) -> Simulation:
+    ) -> Self:
         """Make the initial state of the server and of every client.
 
         Args:
@@ -303,10 +303,10 @@ class Simulation:
             views = client_rows.put(views, torch.tensor(ids), part)
         return views
 
-    def probe(self) -> tuple[Any, list[int], Any]:
-        """Return the first round's work, on which engines are timed: a function, its clients, and their rows."""
-        ids = self.sample(1)
-        return self._local_update, ids, self._work(1, ids)[1]
+    def probe(self, round: int = 1) -> tuple[Any, list[int], Any]:
+        """Return a round's work, without doing it: a function, its clients, and their rows."""
+        ids = self.sample(round)
+        return self._local_update, ids, self._work(round, ids)[1]
 
     def client_steps(self, rounds: int) -> int:
         """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""

@@ -67,6 +67,10 @@ class Ditto(Method[Params, Client, Params, CountedParams]):
     def global_model(self, server: Params) -> Params:
         return server
 
+    @property
+    def pull_option(self) -> str:
+        return "lam"
+
 
 def _own_model(client: Client, down: Params) -> Params:
     """Return v_i, or the received w if the client has not taken part before."""

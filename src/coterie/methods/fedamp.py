@@ -166,6 +166,10 @@ class FedAMP(Method[Server, Params, Any, Params]):
     def _lambda(self) -> float:
         return 1.0 if isinstance(self.lam, str) else self.lam
 
+    @property
+    def pull_option(self) -> str:
+        return "lam" if self.alpha == "auto" else "1/alpha"
+
     def _pull(self, k: Tensor) -> Tensor:
         """Return lambda / alpha_k of eq. 6 for round k, a scalar."""
         if self.alpha == "diminishing":

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method
+from coterie.core.method import CountedParams, Info, Method, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -54,3 +54,6 @@ class FedBABU(Method[Params, Params, Params, CountedParams]):
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         parts = {"all": None, "head": task.head_names, "body": frozenset(down)}
         return train(task, self.optimizer, {**client, **down}, batches, only=parts[self.finetune])[0]
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        return body_cautions(task)

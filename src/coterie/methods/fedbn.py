@@ -56,6 +56,11 @@ class FedBN(Method[Params, Params, Params, CountedParams]):
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
         return newcomer._replace(params=newcomer.server)
 
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        if task.norm_names:
+            return []
+        return ["the model has no normalisation layers, so FedBN is FedAvg: choose a --model that has, such as cnn-bn"]
+
 
 def _with_own_norm(task: Task, client: Params, down: Params) -> Params:
     """Return the received model with the client's normalisation layers in place of its own."""

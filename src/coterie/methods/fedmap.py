@@ -205,6 +205,10 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         return warned | heavy
 
     @property
+    def pull_option(self) -> str:
+        return "pull" if self.sigma2 == "auto" else "1/sigma2"
+
+    @property
     def _rho(self) -> Prior:
         sigma2 = 1.0 if self.sigma2 == "auto" else self.sigma2
         return make_prior(self.prior, sigma2, self.c, self.epsilon, self.tau, self.nu)

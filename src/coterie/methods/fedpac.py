@@ -35,7 +35,7 @@ from torch import Tensor
 
 from coterie.core import client_rows, tree
 from coterie.core.batches import Batch, Batches
-from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
@@ -122,6 +122,13 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
 
     def personalize(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> Params:
         return {**down.body, **down.head}
+
+    @property
+    def pull_option(self) -> str:
+        return "lam"
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        return body_cautions(task)
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Up | None) -> Newcomer:
         newcomer = newcomer._replace(only=task.head_names & task.trainable or None)

@@ -107,3 +107,7 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
 
     def message_bytes(self, ups: Up) -> int:
         return class_moments.used_bytes(ups.class_size, ups.centre, ())
+
+    @property
+    def pull_option(self) -> str:
+        return "lam"

@@ -52,3 +52,7 @@ class FedProx(Method[Params, tuple[()], Params, CountedParams]):
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return down
+
+    @property
+    def pull_option(self) -> str:
+        return "mu"

@@ -49,5 +49,9 @@ class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return train(task, self.optimizer, down, batches)[0]
 
+    @property
+    def pull_option(self) -> str:
+        return "mu"
+
     def global_model(self, server: Params) -> Params:
         return server

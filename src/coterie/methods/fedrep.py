@@ -27,7 +27,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Newcomer, Population
+from coterie.core.method import CountedParams, Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -70,6 +70,9 @@ class FedRep(Method[Params, Params, Params, CountedParams]):
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
         return newcomer._replace(only=task.head_names & task.trainable or None)
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        return body_cautions(task)
 
 
 def _repeat(batches: Batches, number: int) -> Batches:

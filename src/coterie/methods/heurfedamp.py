@@ -115,6 +115,10 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     def server_info(self, server: Server) -> Info:
         return collaboration_info(server.xi)
 
+    @property
+    def pull_option(self) -> str:
+        return "pull"
+
     def _pull(self, batches: Batches) -> Tensor:
         """Return lambda / alpha_k of eq. 6, a scalar."""
         if self.pull == "auto":

@@ -25,7 +25,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Newcomer
+from coterie.core.method import CountedParams, Info, Method, Newcomer, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -52,6 +52,11 @@ class LGFedAvg(Method[Params, Params, Params, CountedParams]):
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {**client, **down}
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        if not task.head_names:
+            return ["the model has no head, so nothing is shared: name the layer with --head"]
+        return []
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
         return newcomer._replace(only=task.trainable - task.head_names or None)

@@ -68,6 +68,10 @@ class MOON(Method[Params, Client, Params, CountedParams]):
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         return down
 
+    @property
+    def pull_option(self) -> str:
+        return "mu"
+
     def _contrast(self, z: Tensor, received: Tensor, last: Tensor, mask: Tensor) -> Tensor:
         """Return the mean of l_con over the examples, each counting its mask; features are [batch, dim]."""
         away = F.cosine_similarity(z, last, dim=1) - F.cosine_similarity(z, received, dim=1)

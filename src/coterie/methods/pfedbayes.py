@@ -114,6 +114,10 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
 
         return Mixture(vmap(drawn)(keys), torch.full((self.draws,), 1 / self.draws))
 
+    @property
+    def pull_option(self) -> str:
+        return "zeta"
+
     def predict(self, task: Task, view: Params | Mixture, x: Tensor) -> Tensor:
         return predict_mixture(task, view, x) if isinstance(view, Mixture) else task.logits(view, x)
 

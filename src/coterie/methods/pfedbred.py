@@ -137,6 +137,10 @@ class PFedBreD(Method[Params, Client, Params, TrainedAndBuffers]):
         return server
 
     @property
+    def pull_option(self) -> str:
+        return "lam"
+
+    @property
     def _steps_on_pairs(self) -> bool:
         """Whether the loss gradient is Per-FedAvg's, on pairs of minibatches."""
         return self.strategy == "mh" and self.variant == "authors"

@@ -90,6 +90,10 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
     def global_model(self, server: Params) -> Params:
         return server
 
+    @property
+    def pull_option(self) -> str:
+        return "lam"
+
     def _iteration(self, task: Task, carry: Any, aux: Any, batch: Batch) -> Any:
         """Do one minibatch: a step of a scan."""
         w, theta, total, seen = carry

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -125,6 +125,13 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def message_bytes(self, ups: Up) -> int:
         return tree.nbytes((ups.body, ups.size)) + class_moments.used_bytes(ups.class_size, ups.mean, ups.spread)
+
+    @property
+    def pull_option(self) -> str:
+        return "xi1"
+
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        return body_cautions(task)
 
     def _strength(self, task: Task) -> float:
         """Return what multiplies the mean over features, so that each is pulled as in the paper's body."""
