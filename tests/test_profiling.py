@@ -112,7 +112,7 @@ def test_a_run_tells_where_its_time_went(tmp_path):
 
 
 @pytest.mark.skipif(not can_fork(), reason="worker processes need Linux")
-def test_workers_tell_too():
+def test_workers_tell_too(workers_keep_their_work):
     result = run(workers=2, reference=False)
     there = [one for one in result.profile.spans if one.process == 1]
     assert {one.name for one in there} == {"train", "evaluate"}

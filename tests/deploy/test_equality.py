@@ -1,5 +1,7 @@
 """The same method, seed, data and participation: the simulator's loop engine and the deployment give the same bits."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from coterie.engine import Engine
 from coterie.evaluation.metrics import with_one_nan
 from coterie.experiment.run import run_setup
 from coterie.experiment.take_home.load import load
+from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
 
 from .inprocess import NAMES, ledger, make, net, private, same, simulate
@@ -37,10 +40,14 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedmap", "ditto"])
-def test_the_run_folder_is_a_simulations(method, tmp_path):
+def test_the_run_folder_is_a_simulations(method, tmp_path, monkeypatch):
     setup, server, _ = make(method, tmp_path, clients_per_round=3, report=True)
+    written, write = list[Path](), files.write_text
+    monkeypatch.setattr(files, "write_text", lambda path, text: (written.append(path), write(path, text)))
     book = ledger()
     result, whole = server.run(book), run_setup(setup, tmp_path / "simulated", report=False)
+    tables = [path for path in written if path.name in ("clients.csv", "summary.json")]
+    assert len(tables) == len(set(tables)) == 2 * 2 * (1 + len(NAMES) + 1), "each table is written once"
     for ours, theirs in ((result, whole), (result.reference, whole.reference)):
         assert ours.selected == theirs.selected
         assert [{key: row[key] for key in mine} for row, mine in zip(theirs.clients, ours.clients, strict=True)] == [

@@ -71,11 +71,10 @@ def test_another_function_or_structure_makes_new_workers() -> None:
     assert set(pool._workers.values()).isdisjoint(second)
 
 
-def test_workers_can_be_forked_before_the_first_work() -> None:
+def test_workers_can_be_forked_before_the_first_work(workers_keep_their_work: None) -> None:
     pool, parent = ProcessPool(2), os.getpid()
 
     def where(_: Any) -> Any:
-        time.sleep(0.1)
         return torch.tensor(os.getpid())
 
     pool.fork("where", where, rows(0))
@@ -85,41 +84,39 @@ def test_workers_can_be_forked_before_the_first_work() -> None:
     pool.close()
 
 
-def sleepy(act: Any) -> Any:
-    """Work that leaves the other chunks to the workers, where `act` is done."""
+def in_workers(act: Any) -> Any:
+    """Work that is `act` in workers, and nothing here."""
     parent = os.getpid()
 
     def work(given: Any) -> Any:
-        if os.getpid() == parent:
-            time.sleep(0.3)
-        else:
+        if os.getpid() != parent:
             act()
         return {"n": given[0]["n"]}
 
     return work
 
 
-def test_a_failing_worker_is_told_with_its_words() -> None:
+def test_a_failing_worker_is_told_with_its_words(workers_keep_their_work: None) -> None:
     def fail() -> None:
         raise RuntimeError("the disk is on fire")
 
     pool = ProcessPool(2)
     with pytest.raises(CoterieError, match="the disk is on fire"):
-        pool.map("fail", sleepy(fail), asked(6))
+        pool.map("fail", in_workers(fail), asked(6))
     assert not pool._workers
     assert len(pool.map("squares", squares, asked(3))) == 3  # and it can go on
 
 
-def test_a_killed_worker_is_told() -> None:
+def test_a_killed_worker_is_told(workers_keep_their_work: None) -> None:
     with pytest.raises(CoterieError, match="killed by signal 9"):
-        ProcessPool(2).map("die", sleepy(lambda: os.kill(os.getpid(), signal.SIGKILL)), asked(6))
+        ProcessPool(2).map("die", in_workers(lambda: os.kill(os.getpid(), signal.SIGKILL)), asked(6))
 
 
 def test_no_worker_outlives_an_interrupt() -> None:
     def interrupt(given: Any) -> Any:
         if float(given[0]["n"][0]) == 1 and os.getpid() == parent:
             raise KeyboardInterrupt
-        time.sleep(0.0 if os.getpid() == parent else 30)
+        time.sleep(0.0 if os.getpid() == parent else 600)
         return {"n": given[0]["n"]}
 
     parent, pool = os.getpid(), ProcessPool(2)
@@ -128,7 +125,7 @@ def test_no_worker_outlives_an_interrupt() -> None:
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         pool.map("interrupt", interrupt, [*asked(1), *[lambda: rows(1)] * 5])
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 300, "nobody waits for them"
     assert not pool._workers
     for child in children:
         with pytest.raises(ProcessLookupError):
@@ -143,10 +140,9 @@ def test_results_hold_while_their_memory_is_used_for_other_chunks() -> None:
     pool.close()
 
 
-def test_a_row_and_the_same_row_for_all_come_back_from_a_slot_that_is_used_again() -> None:
+def test_a_row_and_the_same_row_for_all_come_back_from_a_slot_that_is_used_again(workers_keep_their_work: None) -> None:
     def both(given: Any) -> Any:
         row = given[0]["n"]
-        time.sleep(0.005)  # so that the worker has some of them, too, while others wait
         return {"row": row, "all": row.expand(4, -1), "none": row[:0]}
 
     pool = ProcessPool(2)

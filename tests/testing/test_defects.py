@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 from functools import partial
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -106,13 +105,12 @@ class CountsRounds(FedAvg):
 
 
 class KnowsItsProcess(FedAvg):
-    """Trains from another model in a worker. The process that has workers is slow, so that they surely get work."""
+    """Trains from another model in a worker."""
 
     first: ClassVar[int] = os.getpid()
 
     def local_update(self, task, client, down, batches):
         here = os.getpid() == self.first
-        time.sleep(0.05 * here)
         return super().local_update(task, client, down if here else tree.scale(down, 1.01), batches)
 
 
@@ -161,7 +159,7 @@ def test_every_law_has_a_defect_that_it_must_find():
 
 
 @pytest.mark.parametrize("law", [pytest.param(law, marks=[compiles] if law == 12 else []) for law in DEFECTS])
-def test_the_laws_find_defects(law):
+def test_the_laws_find_defects(law, workers_keep_their_work):
     method, complaint = DEFECTS[law]
     with pytest.raises(testing.LawBroken) as found:
         testing.LAWS[law].test(method)

@@ -9,7 +9,9 @@ import pytest
 import coterie
 from coterie import METHODS, run, testing
 from coterie.compute.availability import unavailable
+from coterie.core.method import CountedParams
 from coterie.core.optimizers import OPTIMIZERS
+from coterie.engine.process_pool import can_fork
 from coterie.experiment.config import Config
 from coterie.methods.fields import hyper_parameters
 from coterie.testing.engine_laws import COMPILED
@@ -43,6 +45,7 @@ def test_law(method, law):
 @pytest.mark.parametrize("method", [pytest.param(name, marks=in_one_process(name)) for name in METHODS])
 def test_laws_of_compiled_steps(method):
     words = [testing.LAWS[law].test(METHODS[method](), norm=method not in LARGE) for law in COMPILING]
+    assert bool(words[1]) == (unavailable() is not None or not can_fork()), "threads and processes were both there"
     # Else no compiled step would have been tested, and the law could not fail.
     assert words[-1] == testing.REPEATED if unavailable() is None else words[-1].startswith("nothing was compiled")
 
@@ -55,6 +58,24 @@ def test_steps_that_are_not_compiled_are_noticed(monkeypatch):
     monkeypatch.setattr("coterie.compute.compiled.compile_graph", refuse)
     monkeypatch.setattr("coterie.compute.compiled._compiled", {})
     assert testing.engines_agree(testing.plain(METHODS["fedavg"]()), testing.ROUNDING) == testing.REFUSED
+    (row,) = testing.check(METHODS["fedavg"](), only=(11,))
+    assert row.words == f"threads were left out: {testing.REFUSED} (no)"
+
+
+def test_where_nothing_is_compiled_the_eleventh_law_says_that_there_were_no_threads(monkeypatch):
+    monkeypatch.setenv("COTERIE_BACKEND", "plain")
+    (row,) = testing.check(METHODS["fedavg"](), only=(11,))
+    assert row.words.startswith("threads were left out: nothing is compiled, since COTERIE_BACKEND=plain")
+
+
+def test_the_eleventh_law_says_that_a_method_without_steps_needs_no_threads(monkeypatch):
+    class Idle(type(METHODS["fedavg"]())):
+        def local_update(self, task, client, down, batches):
+            return client, CountedParams(down, batches.count), {"loss": batches.count}
+
+    monkeypatch.setattr("coterie.testing.engine_laws.unavailable", lambda: None)
+    (row,) = testing.check(Idle(), only=(11,))
+    assert row.words == "threads were left out: the method takes no steps"
 
 
 @compiles

@@ -33,6 +33,7 @@ from coterie.compute.inductor import compile_graph
 from coterie.compute.packing import Packed, scan_packed
 from coterie.compute.recording import may_be_replayable, record, repeats
 from coterie.compute.replay import ClientSteps, ReplayedStep
+from coterie.compute.rewriting import rewrite
 from coterie.compute.step_key import step_key
 from coterie.compute.torch_private import private
 from coterie.core import tree
@@ -295,7 +296,7 @@ def _compile(program: Program, example: list[Tensor], to_repeat: bool) -> Compil
             replayable = may_be_replayable(graph)
             if to_repeat and not replayable:
                 return None
-            run, code = compile_graph(graph, example)
+            run, code = compile_graph(rewrite(graph) if replayable else graph, example)
             run(*(value.clone() for value in example))  # of which it may change some
     except Exception as error:  # a compiler that fails, an operation that cannot be compiled, ...
         log.info("running this step without compiling it: %s", first_line(error))

@@ -74,7 +74,7 @@ class Task:
         self._eval = copy.deepcopy(module).eval()
         self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
         self._first_name = _first_names(module)
-        self._own_names = frozenset(self._first_name.values())
+        self._places = _places(self._eval, self._first_name)
         self.trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         if not self.trainable:
             raise ValueError("the model has no trainable parameter")
@@ -127,9 +127,18 @@ class Task:
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        # To look for tied parameters takes as long as a small model does, and whether there are any is known.
-        tied = len(self._first_name) > len(self._own_names)
-        return functional_call(self._eval, params, (self._decoded(x),), tie_weights=tied)  # type: ignore[no-any-return]
+        """The model's outputs, [batch, ...], in evaluation mode.
+
+        It is `functional_call`, which takes longer to find where the tensors of a module are than a small model runs.
+        """
+        x, before = self._decoded(x), [own[key] for own, key, _ in self._places]
+        try:
+            for own, key, name in self._places:
+                own[key] = params[name]
+            return self._eval(x)  # type: ignore[no-any-return]
+        finally:
+            for (own, key, _), value in zip(self._places, before, strict=True):
+                own[key] = value
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.output_losses(self.logits(params, x), y)
@@ -242,6 +251,16 @@ def _first_names(module: nn.Module) -> dict[str, str]:
     """{every name: the first name of the same tensor}; a model is keyed by first names only."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(module).items()}
+
+
+def _places(module: nn.Module, first_name: dict[str, str]) -> list[tuple[dict[str, Any], str, str]]:
+    """Where a module has its tensors: the dict and the key there, and the first name of the tensor."""
+    places = []
+    for name, first in first_name.items():
+        owner, _, key = name.rpartition(".")
+        inside = module.get_submodule(owner)
+        places.append((inside._parameters if key in inside._parameters else inside._buffers, key, first))
+    return places
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS
 from coterie.evaluation.metrics import mean as mean_of
 from coterie.experiment import report_data
-from coterie.experiment.conclude import finish, summary
+from coterie.experiment.conclude import finish
 from coterie.experiment.result import Result
 from coterie.experiment.run import Silent, _client_rows, write_models, write_report
 from coterie.experiment.setup import Setup
@@ -44,7 +44,10 @@ def conclude(
     reference: Result | None = None,
     population: int | None = None,
 ) -> Result:
-    """Write a run folder and return its result.
+    """Write a run folder, but for its tables, and return its result.
+
+    The tables, clients.csv and summary.json, mark a folder as finished. They come last, once: from `complete`, or from
+    `write_tables` where nothing follows.
 
     Args:
         setup: The setup of the run; at a site, that of one client.
@@ -67,8 +70,6 @@ def conclude(
         for row, gain, other in zip(rows, result.gains(), reference.clients, strict=True):
             row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]
             row["gain"] = float(gain)
-    folder.write_clients(rows)
-    files.write_json(out / "summary.json", summary(result))
     if results is not None:
         folder.rewrite_rounds(records)
         folder.write_predictions(predictions)
@@ -77,7 +78,7 @@ def conclude(
 
 
 def complete(result: Result, setup: Setup, out: Path, population: int | None = None) -> None:
-    """Write what follows a run and its reference: gains with intervals, cards, data for the report, and the report."""
+    """Write what follows a run and its reference: data for the report, gains, cards, tables, and the report."""
     report_data.write_facts(result, setup.federation, out)
     finish(result, setup, out, population)
     if setup.config.report:

@@ -42,6 +42,7 @@ from coterie.deploy.site import request_digest
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
 from coterie.evaluation.metrics import METRICS
+from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.result import Result
 from coterie.experiment.run import _record, local_like
@@ -195,7 +196,9 @@ class Rounds:
             local = self.setup.with_method(local_like(self.server.method))
             beside = self.server.out / "reference"
             reference = outcome.conclude(local, beside, self.alone, self.ledger.best_alone, None)
+            write_tables(reference, beside)
         result = outcome.conclude(self.setup, self.server.out, self.records, self.ledger.best, None, reference)
+        write_tables(result, self.server.out)
         self.ledger.finished = True
         self.ledger.save(self.server.out)
         return result

@@ -11,6 +11,7 @@ from coterie.deploy import outcome
 from coterie.deploy.store import Store
 from coterie.deploy.work import Workbench
 from coterie.evaluation.metrics import METRICS
+from coterie.experiment.conclude import write_tables
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 
@@ -36,6 +37,7 @@ def write(name: str, workbench: Workbench, store: Store, selected: int, selected
         reference = _conclude(
             own, workbench, out / "reference", _records(setup, name, history, "alone"), alone[0], results
         )
+        write_tables(reference, out / "reference")
     results = workbench.results(round, content["client"], content["deploy"])
     result = _conclude(setup, workbench, out, _records(setup, name, history, "own"), round, results, reference)
     outcome.complete(result, setup, out, workbench.facts.size)

@@ -26,6 +26,7 @@ from coterie.deploy.processes import Process, alive, call, environment, free_por
 from coterie.deploy.settings import quoted, refuse_device
 from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
+from coterie.experiment.conclude import write_tables
 from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Setup
@@ -199,10 +200,13 @@ def collect(setup: Setup, out: Path) -> Result:
         reference = outcome.conclude(
             local, beside, alone, ledger.best_alone, _read_results(local, out, ledger, "reference")
         )
+        write_tables(reference, beside)
     records, results = RunFolder(out).read_rounds(setup.config.rounds), _read_results(setup, out, ledger, "")
     result = outcome.conclude(setup, out, records, ledger.best, results, reference)
     if results is not None and (reference is None or len(reference.predictions.owner)):
         outcome.complete(result, setup, out)
+    else:
+        write_tables(result, out)
     return result
 
 

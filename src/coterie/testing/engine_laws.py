@@ -45,6 +45,7 @@ CALLED = "compiled steps were called from Python"
 REFUSED = "steps could not be compiled, so engines that compile ran them as they are"
 NO_STEPS = "the method takes no steps"
 NO_PROCESSES = "worker processes were left out: they need Linux"
+NO_THREADS = "threads were left out"  # and why
 
 
 def stacked_equals_one_at_a_time(method: AnyMethod) -> None:
@@ -89,14 +90,27 @@ def _resumes(method: AnyMethod, norm: bool, how: dict[str, object], words: str) 
 
 
 def workers_change_nothing(method: AnyMethod, norm: bool = True) -> str | None:
-    """Law 11: for worker processes, and for threads that take compiled steps."""
-    some = (1, 2, 3)
+    """Law 11: for worker processes, and for threads that take compiled steps.
+
+    Returns:
+        In words, which of the two were left out: only steps that C++ repeats are shared out among threads.
+    """
+    some, words = (1, 2, 3), list[str]()
     threads = [Engine("stacked", compiled=True, chunk=3, lanes=2, workers=each, threads=True) for each in some]
-    _workers_agree(plain(method), norm, threads, "threads")
-    if not can_fork():
-        return NO_PROCESSES
-    _workers_agree(method, norm, [Engine("stacked", chunk=1, workers=each) for each in some], "processes")
-    return None
+    with observing() as seen:
+        _workers_agree(plain(method), norm, threads, "threads")
+    path = slowest(seen)
+    if cannot := unavailable():
+        words.append(f"{NO_THREADS}: nothing is compiled, since {cannot}")
+    elif path is None:
+        words.append(f"{NO_THREADS}: {NO_STEPS}")
+    elif path.path != "replayed":
+        words.append(f"{NO_THREADS}: {CALLED if path.path == 'compiled' else REFUSED} ({path.why})")
+    if can_fork():
+        _workers_agree(method, norm, [Engine("stacked", chunk=1, workers=each) for each in some], "processes")
+    else:
+        words.append(NO_PROCESSES)
+    return "; ".join(words) or None
 
 
 def _workers_agree(method: AnyMethod, norm: bool, engines: list[Engine], kind: str) -> None:
