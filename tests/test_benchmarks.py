@@ -253,7 +253,10 @@ def test_only_some_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_runner_runs_every_script_there_is() -> None:
-    scripts = {path.stem for path in HERE.glob("*.py") if "sys.exit(main" in path.read_text()} - {"all"}
+    scripts = {path.stem for path in HERE.glob("*.py") if "sys.exit(main" in path.read_text()} - {
+        "all",
+        "defaults",
+    }  # measures no time
     assert {*load("all").SCRIPTS, *load("all").LONG} == scripts | {"flower_round"}
 
 
@@ -273,3 +276,17 @@ def test_a_smoke_test_of_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "smoke test, not judged" in (tmp_path / "performance.md").read_text()
     with pytest.raises(SystemExit):
         module.main(["--quick"])
+
+
+def test_defaults_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A smoke test of docs/defaults.md: on the second call everything is in the cache."""
+    asked = ["--quick", "--only", "digits, iid", "--methods", "fedamp", "--cache", str(tmp_path)]
+    asked += ["--out", str(tmp_path / "page.md")]
+    defaults = load("defaults")
+    assert defaults.main(asked) == 0
+    first = capsys.readouterr()
+    assert first.err.count(" s\n") == 2
+    assert "| `fedamp` | +" in first.out or "| `fedamp` | -" in first.out
+    assert defaults.main(asked) == 0
+    assert capsys.readouterr() == (first.out, "")
+    assert not (tmp_path / "page.md").exists()

@@ -13,7 +13,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.optimizers import SGD, Adam, AdamW, Optimizer
 from coterie.core.task import Task
-from coterie.core.training import mean_loss, quadratic_penalty, train
+from coterie.core.training import envelope_step, mean_loss, quadratic_penalty, train
 
 
 def batches_of(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None = None) -> Batches:
@@ -157,3 +157,19 @@ def test_mean_loss_is_in_evaluation_mode() -> None:
     seen = data.index.flatten()
     expected = F.cross_entropy(module.eval()(data.x[seen]), data.y[seen])
     torch.testing.assert_close(mean_loss(task, task.init(), data), expected.detach())
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.01, 0.05, 0.5])
+def test_the_envelope_step_moves_w_by_one_plain_step(lr: float) -> None:
+    """f(theta) = g . theta: K steps on it and the pull end at w - (1 - (1 - lr lam)^K) / lam g, in closed form."""
+    lam, steps, g = 15.0, 5, 0.7
+    theta = w = 0.3
+    for _ in range(steps):
+        theta -= lr * (g + lam * (theta - w))
+    eta = envelope_step(SGD(lr), lam, steps)
+    if lr * lam < 1:
+        assert eta * lam * (w - theta) == pytest.approx(lr * g)
+    else:
+        assert eta == 1 / lam  # w becomes theta and does not overshoot
+    assert eta <= 1 / lam + 1e-12
+    assert envelope_step(Adam(lr), lam, steps) == 1 / (steps * lam)
