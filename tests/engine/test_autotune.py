@@ -86,6 +86,7 @@ def test_auto_shares_out_rounds_that_are_long_enough(monkeypatch):
     module = sys.modules["coterie.engine.autotune"]
     monkeypatch.setattr(module, "compiling_takes", lambda *_: float("inf"))
     monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "PROCESS_SECONDS", 1.0)  # longer than a step on the busiest machine
     workers = [pick(simulation(), client_steps=steps, chunk=3, workers=None).engine.workers for steps in (1, 10**6)]
     assert workers == [1, 2]
 
