@@ -119,6 +119,12 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     exempt: ClassVar[Mapping[int, str]] = {}
     """The laws (`coterie.testing`) that do not apply to this method, by number, each with the reason in words."""
 
+    not_meant_to_learn: ClassVar[Mapping[str, str]] = {}
+    """Settings in which the method need not learn within the few steps of law 4, each with the reason in words.
+
+    A key is "option = value", an option (whatever its other values are), or "defaults".
+    """
+
     @abstractmethod
     def init_server(self, params: Params, population: Population) -> Server:
         """Return the server's state before the first round.

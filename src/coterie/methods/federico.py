@@ -90,6 +90,10 @@ class FedeRiCo(Method[Server, tuple[()], Down, Up]):
         {"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},
     )
 
+    not_meant_to_learn: ClassVar[dict[str, str]] = {
+        "local_work = gradient": "it takes one step a round, so that it needs as many rounds as others take steps"
+    }
+
     def init_server(self, params: Params, population: Population) -> Server:
         size, task = population.size, population.task
         state = self.optimizer.init(params if task is None else task.split(params)[0])

@@ -107,7 +107,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         scale = batches.count if self.likelihood == "sum" else torch.ones(())
         anchor = (down, 1 / scale)
         theta, loss = train(task, self.optimizer, _own_theta(client, down), batches, self._rho.penalty, anchor)
-        trained, buffers = task.split(theta)
+        trained, buffers = task.split(task.sent(theta))
         prior = self._rho.R(trained, down)
         if self.weighting == "omega":
             log_weight = -scale * mean_loss(task, theta, batches.epoch(0)) - prior

@@ -1,4 +1,4 @@
-"""pFedVMP ("pFedVMP: Personalized Federated Learning via Variational Message Passing", 2024).
+"""pFedVMP ("Personalized Federated Learning via Variational Message Passing", 2024).
 
 Client n has a shared body theta^b and its own head theta_n^h (the split is `task.head_names`). With z = body(x), and
 mu_k the shared centroid of the features of class k:
@@ -95,7 +95,7 @@ class PFedVMP(Method[Server, Params, Server, Up]):
         theta, loss = train(
             task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
-        body = {name: theta[name] for name in down.body}
+        body = task.sent({name: theta[name] for name in down.body})
         class_size, mean, spread = self._moments(task, theta, batches.epoch(0))
         info = {"loss": loss}
         if isinstance(spread, Factor):
@@ -106,7 +106,7 @@ class PFedVMP(Method[Server, Params, Server, Up]):
         found = ups.class_size.sum(0) > 0
         centroid = torch.where(found[:, None], self._centroid(ups), server.centroid)
         known = torch.maximum(server.known, found.to(server.known))
-        return Server(tree.mean(ups.body, ups.size), centroid, known)
+        return Server({**server.body, **tree.mean(ups.body, ups.size)}, centroid, known)
 
     def personalize(self, task: Task, client: Params, down: Server, batches: Batches) -> Params:
         return {**client, **down.body}
