@@ -90,8 +90,10 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
         return theta, Up(class_size, centre), {"loss": loss}
 
     def aggregate(self, server: Prototypes, ids: Tensor, ups: Up) -> Prototypes:
-        mean = class_moments.weighted_means(ups.class_size, ups.centre)
-        found = (ups.class_size > 0).to(ups.centre).amax(0)
+        has = (ups.class_size > 0).to(ups.centre)
+        weight = has if self.weighting == "uniform" else ups.class_size
+        mean = class_moments.weighted_means(weight, ups.centre)
+        found = has.amax(0)
         return Prototypes(torch.where(found[:, None] > 0, mean, server.centre), torch.maximum(server.known, found))
 
     def personalize(self, task: Task, client: Params, down: Prototypes, batches: Batches) -> Params | View:

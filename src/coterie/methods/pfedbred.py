@@ -106,7 +106,8 @@ class PFedBreD(Method[Params, Client, Params, TrainedAndBuffers]):
         return Client(theta, w, client.rounds + 1), up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
     def aggregate(self, server: Params, ids: Tensor, ups: TrainedAndBuffers) -> Params:
-        return ups.relaxed_mean(server, ups.count, self.beta)
+        weights = ups.count if self.variant == "authors" else torch.ones_like(ups.count)
+        return ups.relaxed_mean(server, weights, self.beta)
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         theta = tree.where(client.rounds > 0, client.theta, down)

@@ -75,7 +75,8 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
         return Client(theta, client.rounds + 1), TrainedAndBuffers(*task.split(task.sent(w)), weight), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: TrainedAndBuffers) -> Params:
-        return ups.relaxed_mean(server, ups.count, self.beta)
+        weights = ups.count if self.weighting == "samples" else torch.ones_like(ups.count)
+        return ups.relaxed_mean(server, weights, self.beta)
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         return _own_theta(client, down)

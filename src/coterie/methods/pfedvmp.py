@@ -57,7 +57,7 @@ class Server(NamedTuple):
 class Up(NamedTuple):
     body: Params
     size: Tensor  # []; S_n
-    class_size: Tensor  # [classes]; Z_kn, the client's number of examples of class k
+    class_size: Tensor  # [classes]; Z_kn, the client's number of examples of class k; 1 for any where precisions weigh
     mean: Tensor  # [classes, dim]; mu_kn
     spread: Factor | Tensor | tuple[()]  # Lambda_kn - alpha I: rows, or its diagonal [classes, dim], or not sent
 
@@ -100,6 +100,8 @@ class PFedVMP(Method[Server, Params, Server, Up]):
         info = {"loss": loss}
         if isinstance(spread, Factor):
             info["left_out"] = (class_size.sum() - self.room).clamp_min(0)
+        if self.precision != "none":
+            class_size = class_size.clamp_max(1.0)  # eq. 13 asks only whether the client has the class
         return theta, Up(body, batches.count, class_size, mean, spread), info
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
