@@ -36,7 +36,7 @@ def test_a_newcomer_trains_its_normalisation_layers_alone():
     client = method.init_client(begun.init())
     batches = testing.batches(1)
     for _ in range(20):
-        client, up, _ = method.local_update(begun, client, server, batches)
+        client, _, _ = method.local_update(begun, client, server, batches)
     assert all(torch.equal(client[name], value) for name, value in server.items())
     rows = torch.unique(batches.index[batches.mask > 0])
     z = batches.x[rows] @ server["0.weight"].T

@@ -65,8 +65,12 @@ def test_a_count_of_minibatches_that_is_read_is_sent():
 
 @pytest.mark.parametrize(
     ("method", "private"),
-    [(FedProto(), "class_size"), (PFedVMP(), "class_size"), (PFedMe(weighting="uniform"), "count")]
-    + [(PFedBreD(variant="paper"), "count")],
+    [
+        (FedProto(), "class_size"),
+        (PFedVMP(), "class_size"),
+        (PFedMe(weighting="uniform"), "count"),
+        (PFedBreD(variant="paper"), "count"),
+    ],
 )
 def test_numbers_that_nobody_uses_are_not_sent(method, private):
     leaf = getattr(messages(method).up, private)

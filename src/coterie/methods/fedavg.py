@@ -4,7 +4,7 @@
     w   <- sum_i (n_i / n) w_i                                         (`aggregate`; Algorithm 1, Server)
 
 n_i is the client's number of training examples, and n is their sum over the clients of the round. Buffers (BatchNorm's
-running statistics) are averaged like parameters. Every client deploys the same w.
+running statistics) are averaged like parameters; frozen weights are not sent. Every client deploys the same w.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     every layer except normalisation:  w <- sum_i (n_i / n) w_i        (`aggregate`)
 
 Each client trains and deploys the shared layers with its own normalisation layers (affine parameters and running
-statistics), which are never sent: neither they nor their mean is in any message or in the server's state. They are found
-by module type, so an `nn.Sequential` model is handled too. A model without such layers makes FedBN equal to FedAvg.
+statistics), which are never sent: they are in no message, and not in the server's state. They are found by module type,
+so an `nn.Sequential` model is handled too. A model without such layers makes FedBN equal to FedAvg.
 
 A newcomer begins with the initial model's normalisation layers and trains these alone, on the shared layers as they
 are; its running statistics become those of its own data on the way.
