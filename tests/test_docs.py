@@ -7,6 +7,7 @@ import pytest
 
 import coterie
 from coterie import METHODS, testing
+from coterie.testing import messages
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +42,14 @@ def test_the_readme_names_every_method_and_its_python_runs():
     for block in blocks("README.md"):
         quick = 'rounds=1, local_steps=3, engine="loop", compile=False, workers=1'
         exec(compile(re.sub(r"rounds=\d+", quick, block), "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("path", "change"), [("docs/deploy.md", messages.with_table), ("README.md", messages.with_column)]
+)
+def test_what_crosses_the_wire_is_what_the_documents_say(path, change):
+    text = (ROOT / path).read_text()
+    assert change(text) == text, f"{path} is not up to date: run `{messages.COMMAND}`"
 
 
 def test_the_guide_to_evaluation_runs():

@@ -96,11 +96,15 @@ def test_fixed_points_are_stationary_for_eq_1(name):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_attention_functions_satisfy_definition_1(name):
+    """But for one word: Definition 1 says increasing, and SCAD and minimax-concave are flat from s = a on."""
     t = torch.linspace(0, 20, 400, dtype=torch.float64)
     slope = torch.func.vmap(torch.func.grad(lambda t: a_of(name, t, 2.0, 3.7)))(t)
     torch.testing.assert_close(FedAMP(attention=name)._slope(t / 2.0) / 2.0, slope)
     assert float(slope[0]) == 0.5
     assert bool((slope >= 0).all())  # nondecreasing
+    below = t / 2.0 < 3.7
+    assert bool((slope[below] > 0).all())  # increasing, up to a
+    assert bool((slope[~below] > 0).all()) == (name == "negative-exponential")
     assert bool((slope.diff() <= 1e-12).all())  # concave
     assert float(a_of(name, torch.zeros(()), 2.0, 3.7)) == 0
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import pytest
 import torch
@@ -14,10 +14,9 @@ from coterie.core import tree
 from coterie.core.method import CountedParams
 from coterie.core.optimizers import Optimizer
 from coterie.core.scan import scan
-from coterie.core.training import gradient, train
+from coterie.core.training import gradient, quadratic_penalty, train
 from coterie.core.tree import Params
-from coterie.methods import FedAvg, FedMAP, FedProx, Scaffold
-from coterie.testing import engine_laws
+from coterie.methods import FedAvg, FedMAP, FedProx, Local, Scaffold
 from tests.marks import compiles
 
 
@@ -56,6 +55,22 @@ class DetachedProx(FedProx):
 
     def local_update(self, task, client, down, batches):
         return FedAvg(self.optimizer).local_update(task, client, down, batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchored(Local):
+    """Local training; but with the strict prior, no model leaves the point where a round begins."""
+
+    optimizer: Optimizer = SGD()
+    prior: Annotated[Literal["flat", "strict"], Field(description="how strong the prior is")] = "flat"
+    strength: Annotated[float, Field(gt=0, description="of the strict prior")] = 9.0
+
+    law_contexts: ClassVar = ({"prior": "strict"},)
+
+    def local_update(self, task, client, down, batches):
+        strength = torch.tensor(self.strength if self.prior == "strict" else 0.01 * self.strength)
+        theta, loss = train(task, self.optimizer, client, batches, quadratic_penalty, (task.init(), strength))
+        return theta, (), {"loss": loss}
 
 
 class CountsPadding(FedAvg):
@@ -142,7 +157,7 @@ DEFECTS = {
     1: (CountsCalls(), "loop and stacked differ"),
     2: (NoiseByPlace(), "a peer's copy of the server is not the server"),
     3: (InPlace(), "aggregate modifies its input"),
-    4: (DetachedProx(), "hyper-parameter mu changes nothing"),
+    4: (DetachedProx(), "hyper-parameter mu changes nothing"),  # its other half: Anchored
     5: (CountsPadding(), "masked steps matter"),
     6: (ByPosition(), "the order of clients matters"),
     7: (TwoOfOneName(), "client state cannot be packed, written and read again: two leaves"),
@@ -166,6 +181,12 @@ def test_the_laws_find_defects(law, workers_keep_their_work):
     assert complaint in str(found.value)
 
 
+def test_an_option_that_changes_every_bit_and_collapses_is_found():
+    testing.options_change_the_result(Anchored())
+    with pytest.raises(testing.LawBroken, match=r"with prior = strict, the method does not learn: .*% right"):
+        testing.check(Anchored(), only=(4,))
+
+
 def test_only_compiling_finds_a_number_that_was_compiled_in():
     """The defect of law 12 keeps the laws of engines that do not compile."""
     assert [row.outcome for row in testing.check(GlobalStepSize(), only=(1, 3, 6))] == ["held"] * 3
@@ -185,7 +206,7 @@ class Twice(InPlace):
 
 def test_check_tells_every_broken_law():
     with pytest.raises(testing.LawBroken) as found:
-        testing.check(Twice(), only=(3, 4, 5))
+        testing.check(Twice(), only=(3, 5, 8))
     head, *told = str(found.value).splitlines()
     assert head == "Twice breaks 2 of 3 laws:"
     assert told[0].startswith("  law 3, inputs are not modified: aggregate modifies its input: 'params/")
@@ -193,10 +214,10 @@ def test_check_tells_every_broken_law():
 
 
 def test_examine_tells_what_became_of_each_law():
-    assert [row[:3] for row in testing.examine(Twice(), only=(5, 4, 3))] == [
+    assert [row[:3] for row in testing.examine(Twice(), only=(8, 5, 3))] == [
         (3, "inputs are not modified", "broken"),
-        (4, "hyper-parameters change the result", "held"),
         (5, "padding is ignored", "broken"),
+        (8, "own data only", "held"),
     ]
 
 
@@ -278,9 +299,9 @@ def test_a_method_that_needs_a_server_is_seen_not_to_run_among_peers():
 
 @compiles
 def test_where_there_are_no_processes_the_laws_of_workers_say_so(monkeypatch):
-    monkeypatch.setattr(engine_laws, "can_fork", lambda: False)
+    monkeypatch.setattr("coterie.testing.engine_laws.can_fork", lambda: False)
     rows = testing.check(FedAvg(), only=(11, 12))
     assert [row.words for row in rows] == [
-        engine_laws.NO_PROCESSES,
-        f"{testing.REPEATED}; {engine_laws.NO_PROCESSES}",
+        testing.NO_PROCESSES,
+        f"{testing.REPEATED}; {testing.NO_PROCESSES}",
     ]

@@ -14,7 +14,6 @@ from coterie.core.optimizers import OPTIMIZERS
 from coterie.engine.process_pool import can_fork
 from coterie.experiment.config import Config
 from coterie.methods.fields import hyper_parameters
-from coterie.testing.engine_laws import COMPILED
 from tests.marks import compiles
 
 FOLDER = Path(coterie.__file__).parent / "methods"
@@ -36,10 +35,35 @@ def in_one_process(name):
     return pytest.mark.xdist_group(f"compiled {SHARED.get(name, name)}")
 
 
-@pytest.mark.parametrize("law", [number for number in testing.LAWS if number not in COMPILING])
+@pytest.mark.parametrize("law", [number for number in testing.LAWS if number not in (4, *COMPILING)])
 @pytest.mark.parametrize("method", METHODS)
 def test_law(method, law):
     testing.check(METHODS[method](), only=(law,))
+
+
+# Until their defaults are fixed (issue 17, items 1, 3 and 4): delete this list then. Law 4 finds FedMAP's laplace,
+# pFedVMP's pull on narrow features, and the outer step size of pFedMe and pFedBreD.
+DEFAULTS_TO_BE_FIXED = ("fedmap", "pfedvmp", "pfedme", "pfedbred")
+LEARNING = [
+    pytest.param(name, marks=[pytest.mark.xfail(strict=False)] if name in DEFAULTS_TO_BE_FIXED else [])
+    for name in METHODS
+]
+
+
+@pytest.mark.parametrize("method", LEARNING)
+def test_law_4_every_choice_learns(method):
+    testing.every_setting_learns(METHODS[method](), everything=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", LEARNING)
+def test_law_4_every_setting_learns(method):
+    testing.check(METHODS[method](), only=(4,))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_law_4_every_option_changes_the_result(method):
+    testing.options_change_the_result(METHODS[method]())
 
 
 @pytest.mark.parametrize("method", [pytest.param(name, marks=in_one_process(name)) for name in METHODS])
@@ -91,7 +115,7 @@ def test_the_tenth_law_asks_for_compiled_steps_and_gets_threads(tmp_path):
         reference=False,
         report=False,
         out=tmp_path / "run",
-        **COMPILED,
+        **testing.COMPILED,
     )
     chosen = json.loads((tmp_path / "run/engine.json").read_text())["engine"]
     assert {key: chosen[key] for key in ("kind", "compiled", "threads", "workers")} == {

@@ -121,6 +121,12 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     exempt: ClassVar[Mapping[int, str]] = {}
     """The laws (`coterie.testing`) that do not apply to this method, by number, each with the reason in words."""
 
+    not_meant_to_learn: ClassVar[Mapping[str, str]] = {}
+    """Settings in which the method need not learn within the few steps of law 4, each with the reason in words.
+
+    A key is "option = value", an option (whatever its other values are), or "defaults".
+    """
+
     def scheduled(self, rounds: int) -> Self:
         """Return the method for a run of so many rounds; by default itself.
 

@@ -79,6 +79,9 @@ class Task:
         if not self.trainable:
             raise ValueError("the model has no trainable parameter")
         self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
+        self.unsent = self.norm_names & self._uncounted(module) | frozenset(
+            self._first_name[name] for name, p in module.named_parameters() if not p.requires_grad
+        )
         self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
         self.head_module = _find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
@@ -125,6 +128,14 @@ class Task:
         """(trained parameters, everything else)."""
         trained = {name: value for name, value in params.items() if name in self.trainable}
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
+
+    def sent(self, params: Params) -> Params:
+        """Return what a client sends of a model: trained parameters and buffers, without what nobody needs.
+
+        Everybody has the frozen parameters, which are those of the initial model. Nothing reads BatchNorm's count of
+        minibatches, unless its momentum is None.
+        """
+        return {name: value for name, value in params.items() if name not in self.unsent}
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """The model's outputs, [batch, ...], in evaluation mode.
@@ -225,6 +236,12 @@ class Task:
         if self.head_module is None:
             raise ValueError("this model has no linear layer to be its head: name one with head='layer.name'")
         return module.get_submodule(self.head_module)
+
+    def _uncounted(self, module: nn.Module) -> frozenset[str]:
+        """Names of counts of minibatches that no layer reads."""
+        layers = [(name, m) for name, m in module.named_modules() if getattr(m, "momentum", None) is not None]
+        names = [f"{name}.num_batches_tracked".lstrip(".") for name, _ in layers]
+        return frozenset(self._first_name[name] for name in names if name in self._first_name)
 
     def _under(self, modules: list[str]) -> frozenset[str]:
         """Names of the parameters and buffers that belong to any of `modules`."""

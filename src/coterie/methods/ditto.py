@@ -56,10 +56,14 @@ class Ditto(Method[Params, Client, Params, CountedParams]):
         w, global_loss = train(task, self.optimizer, down, batches)
         anchor = (down, torch.tensor(self.lam))
         v, loss = train(task, self.optimizer, _own_model(client, down), batches, quadratic_penalty, anchor)
-        return Client(v, client.rounds + 1), CountedParams(w, batches.count), {"loss": loss, "global_loss": global_loss}
+        return (
+            Client(v, client.rounds + 1),
+            CountedParams(task.sent(w), batches.count),
+            {"loss": loss, "global_loss": global_loss},
+        )
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         return _own_model(client, down)

@@ -4,7 +4,7 @@
     w   <- sum_i (n_i / n) w_i                                         (`aggregate`; Algorithm 1, Server)
 
 n_i is the client's number of training examples, and n is their sum over the clients of the round. Buffers (BatchNorm's
-running statistics) are averaged like parameters. Every client deploys the same w.
+running statistics) are averaged like parameters; frozen weights are not sent. Every client deploys the same w.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class FedAvg(Method[Params, tuple[()], Params, CountedParams]):
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], CountedParams, Info]:
         w, loss = train(task, self.optimizer, down, batches)
-        return (), CountedParams(w, batches.count), {"loss": loss}
+        return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return down

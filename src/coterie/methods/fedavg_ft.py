@@ -48,10 +48,10 @@ class FedAvgFT(Method[Params, tuple[()], Params, CountedParams]):
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], CountedParams, Info]:
         w, loss = train(task, self.optimizer, down, batches)
-        return (), CountedParams(w, batches.count), {"loss": loss}
+        return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return train(task, self.optimizer, down, batches)[0]

@@ -4,9 +4,11 @@
     every layer except normalisation:  w <- sum_i (n_i / n) w_i        (`aggregate`)
 
 Each client trains and deploys the shared layers with its own normalisation layers (affine parameters and running
-statistics), and ignores those it receives. Deviation: normalisation layers are sent and averaged too, like all other
-layers; that average is used only as the start of a newcomer's. They are found by module type, so an `nn.Sequential`
-model is handled too. A model without such layers makes FedBN equal to FedAvg.
+statistics), which are never sent: they are in no message, and not in the server's state. They are found by module type,
+so an `nn.Sequential` model is handled too. A model without such layers makes FedBN equal to FedAvg.
+
+A newcomer begins with the initial model's normalisation layers and trains these alone, on the shared layers as they
+are; its running statistics become those of its own data on the way.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ class FedBN(Method[Params, Params, Params, CountedParams]):
     optimizer: Optimizer = SGD()
 
     def init_server(self, params: Params, population: Population) -> Params:
-        return params
+        norm = population.task.norm_names if population.task else frozenset()
+        return {name: value for name, value in params.items() if name not in norm}  # the shared layers
 
     def init_client(self, params: Params) -> Params:
-        return params
+        return params  # only its normalisation layers are used
 
     def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
         return tree.broadcast(server, len(ids))
@@ -44,24 +47,20 @@ class FedBN(Method[Params, Params, Params, CountedParams]):
     def local_update(
         self, task: Task, client: Params, down: Params, batches: Batches
     ) -> tuple[Params, CountedParams, Info]:
-        w, loss = train(task, self.optimizer, _with_own_norm(task, client, down), batches)
-        return w, CountedParams(w, batches.count), {"loss": loss}
+        w, loss = train(task, self.optimizer, {**client, **down}, batches)
+        shared = task.sent({name: w[name] for name in down})
+        return w, CountedParams(shared, batches.count), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return _with_own_norm(task, client, down)
+        return {**client, **down}
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
-        return newcomer._replace(params=newcomer.server)
+        return newcomer._replace(only=task.norm_names & task.trainable or None)
 
     def cautions(self, task: Task, population: Population) -> list[str]:
         if task.norm_names:
             return []
         return ["the model has no normalisation layers, so FedBN is FedAvg: choose a --model that has, such as cnn-bn"]
-
-
-def _with_own_norm(task: Task, client: Params, down: Params) -> Params:
-    """Return the received model with the client's normalisation layers in place of its own."""
-    return {name: client[name] if name in task.norm_names else down[name] for name in down}

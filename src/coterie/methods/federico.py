@@ -106,6 +106,10 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         {"neighbours": 1, "deployed": 0},
     )
 
+    not_meant_to_learn: ClassVar[dict[str, str]] = {
+        "local_work = gradient": "it takes one step a round, so that it needs as many rounds as others take steps"
+    }
+
     def init_server(self, params: Params, population: Population) -> Server:
         size, task = population.size, population.task
         held = torch.arange(size) if population.holds is None else population.holds

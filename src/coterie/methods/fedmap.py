@@ -143,7 +143,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         else:
             strength = 1 / scale
         theta, loss = train(task, self.optimizer, start, batches, self._rho.penalty, (down, strength))
-        trained, buffers = task.split(theta)
+        trained, buffers = task.split(task.sent(theta))
         prior = scale * strength * self._rho.R(trained, down)
         if self.weighting == "omega":
             log_weight = -scale * mean_loss(task, theta, batches.epoch(0)) - prior

@@ -48,10 +48,11 @@ class FedPer(Method[Params, Params, Params, CountedParams]):
         self, task: Task, client: Params, down: Params, batches: Batches
     ) -> tuple[Params, CountedParams, Info]:
         theta, loss = train(task, self.optimizer, {**client, **down}, batches)
-        return theta, CountedParams({name: theta[name] for name in down}, batches.count), {"loss": loss}
+        base = task.sent({name: theta[name] for name in down})
+        return theta, CountedParams(base, batches.count), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {**client, **down}

@@ -47,7 +47,7 @@ class Prototypes(NamedTuple):
 
 
 class Up(NamedTuple):
-    class_size: Tensor  # [classes]; the client's number of examples of class k
+    class_size: Tensor  # [classes]; the client's number of examples of class k, or 1 for any if all weigh the same
     centre: Tensor  # [classes, dim]; C_i^k
 
 
@@ -85,6 +85,8 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
             task, self.optimizer, client, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
         class_size, centre = class_moments.class_means(task, theta, batches.epoch(0))
+        if self.weighting == "uniform":
+            class_size = class_size.clamp_max(1.0)  # whether it has the class is all that the server needs
         return theta, Up(class_size, centre), {"loss": loss}
 
     def aggregate(self, server: Prototypes, ids: Tensor, ups: Up) -> Prototypes:

@@ -45,10 +45,10 @@ class FedProx(Method[Params, tuple[()], Params, CountedParams]):
     ) -> tuple[tuple[()], CountedParams, Info]:
         anchor = (down, torch.tensor(self.mu))
         w, loss = train(task, self.optimizer, down, batches, quadratic_penalty, anchor)
-        return (), CountedParams(w, batches.count), {"loss": loss}
+        return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return down

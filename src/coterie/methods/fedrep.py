@@ -59,11 +59,11 @@ class FedRep(Method[Params, Params, Params, CountedParams]):
         head_batches, body_batches = _repeat(batches, self.head_epochs), _repeat(batches, self.body_epochs)
         theta, head_loss = train(task, self.optimizer, start, head_batches, only=task.head_names)
         theta, loss = train(task, self.optimizer, theta, body_batches, only=frozenset(down))
-        phi = {name: theta[name] for name in down}
+        phi = task.sent({name: theta[name] for name in down})
         return theta, CountedParams(phi, batches.count), {"loss": loss, "head_loss": head_loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {**client, **down}

@@ -64,10 +64,10 @@ class PerFedAvg(Method[Params, tuple[()], Params, CountedParams]):
         zero = batches.mask.new_zeros(())
         start = (down, self.optimizer.init(task.split(down)[0]), zero, zero)
         w, _, total, seen = scan(partial(self._iteration, task), start, (), batches.paired())
-        return (), CountedParams(w, batches.count), {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
+        return (), CountedParams(task.sent(w), batches.count), {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
     def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return tree.mean(ups.params, ups.count)
+        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return train(task, SGD(self.alpha), down, batches.first_steps(self.adapt_steps))[0]

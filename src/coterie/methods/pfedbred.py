@@ -120,7 +120,8 @@ class PFedBreD(Method[Params, Client, Params, TrainedAndBuffers]):
         zero = torch.zeros(())
         used = batches.paired() if self._steps_on_pairs else batches
         w, theta, total, seen = scan(partial(self._iteration, task), (down, theta, zero, zero), memory, used)
-        up = TrainedAndBuffers(*task.split(w), batches.count)
+        weight = batches.count if self.variant == "authors" else torch.ones_like(batches.count)
+        up = TrainedAndBuffers(*task.split(task.sent(w)), weight)
         return Client(theta, w, client.rounds + 1), up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
     def aggregate(self, server: Params, ids: Tensor, ups: TrainedAndBuffers) -> Params:

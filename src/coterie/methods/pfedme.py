@@ -78,7 +78,8 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
         zero = batches.mask.new_zeros(())
         w, theta, total, seen = scan(partial(self._iteration, task), (down, theta, zero, zero), (), batches)
         loss = total / seen.clamp_min(MIN_TOTAL_WEIGHT)
-        return Client(theta, client.rounds + 1), TrainedAndBuffers(*task.split(w), batches.count), {"loss": loss}
+        weight = batches.count if self.weighting == "samples" else torch.ones_like(batches.count)
+        return Client(theta, client.rounds + 1), TrainedAndBuffers(*task.split(task.sent(w)), weight), {"loss": loss}
 
     def aggregate(self, server: Params, ids: Tensor, ups: TrainedAndBuffers) -> Params:
         weights = ups.count if self.weighting == "samples" else torch.ones_like(ups.count)

@@ -1,4 +1,4 @@
-"""pFedVMP ("pFedVMP: Personalized Federated Learning via Variational Message Passing", 2024).
+"""pFedVMP ("Personalized Federated Learning via Variational Message Passing", 2024).
 
 Client n has a shared body theta^b and its own head theta_n^h (the split is `task.head_names`). With z = body(x), and
 mu_k the shared centroid of the features of class k:
@@ -63,7 +63,7 @@ class Server(NamedTuple):
 class Up(NamedTuple):
     body: Params
     size: Tensor  # []; S_n
-    class_size: Tensor  # [classes]; Z_kn, the client's number of examples of class k
+    class_size: Tensor  # [classes]; Z_kn, the client's number of examples of class k; 1 for any where precisions weigh
     mean: Tensor  # [classes, dim]; mu_kn
     spread: Factor | Tensor | tuple[()]  # Lambda_kn - alpha I: rows, or its diagonal [classes, dim], or not sent
 
@@ -103,18 +103,20 @@ class PFedVMP(Method[Server, Params, Server, Up]):
         theta, loss = train(
             task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
-        body = {name: theta[name] for name in down.body}
+        body = task.sent({name: theta[name] for name in down.body})
         class_size, mean, spread = self._moments(task, theta, batches.epoch(0))
         info = {"loss": loss}
         if isinstance(spread, Factor):
             info["left_out"] = (class_size.sum() - self.room).clamp_min(0)
+        if self.precision != "none":
+            class_size = class_size.clamp_max(1.0)  # eq. 13 asks only whether the client has the class
         return theta, Up(body, batches.count, class_size, mean, spread), info
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         found = ups.class_size.sum(0) > 0
         centroid = torch.where(found[:, None], self._centroid(ups), server.centroid)
         known = torch.maximum(server.known, found.to(server.known))
-        return Server(tree.mean(ups.body, ups.size), centroid, known)
+        return Server({**server.body, **tree.mean(ups.body, ups.size)}, centroid, known)
 
     def personalize(self, task: Task, client: Params, down: Server, batches: Batches) -> Params:
         return {**client, **down.body}

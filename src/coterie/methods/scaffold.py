@@ -38,13 +38,13 @@ from coterie.core.tree import Params
 
 class Server(NamedTuple):
     x: Params
-    c: Params  # the names of x; 0 for what is not trained
+    c: Params  # for trained parameters
     size: Tensor  # []; N
 
 
 class Down(NamedTuple):
     x: Params
-    c: Params
+    c: Params  # for trained parameters
 
 
 class Up(NamedTuple):
@@ -63,7 +63,8 @@ class Scaffold(Method[Server, Params, Down, Up]):
     ] = "path"
 
     def init_server(self, params: Params, population: Population) -> Server:
-        return Server(params, tree.map(torch.zeros_like, params), torch.tensor(float(population.size)))
+        trained = params if population.task is None else population.task.split(params)[0]
+        return Server(params, tree.map(torch.zeros_like, trained), torch.tensor(float(population.size)))
 
     def init_client(self, params: Params) -> Params:
         return tree.map(torch.zeros_like, params)  # c_i
@@ -81,11 +82,11 @@ class Scaffold(Method[Server, Params, Down, Up]):
             total, steps = scan(partial(_add_gradient, task), (zeros, zero), down.x, batches.epoch(0))
         control = tree.scale(total, 1 / steps.clamp_min(MIN_TOTAL_WEIGHT))
         change = {name: control[name] - client[name] for name in trained}
-        return {**client, **control}, Up(y, change), {"loss": loss / seen.clamp_min(MIN_TOTAL_WEIGHT)}
+        return {**client, **control}, Up(task.sent(y), change), {"loss": loss / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         y, change = tree.mean(ups, torch.ones(len(ids)))
-        x, c = dict(y), dict(server.c)  # buffers of x are averaged
+        x, c = {**server.x, **y}, dict(server.c)  # buffers of x are averaged
         for name in change:
             x[name] = server.x[name] + self.server_lr * (y[name] - server.x[name])
             c[name] = server.c[name] + len(ids) / server.size * change[name]

@@ -35,7 +35,7 @@ _TESTS: list[tuple[str, Test]] = [
     ("stacked = one at a time", engine_laws.stacked_equals_one_at_a_time),
     ("server = peers", method_laws.server_equals_peers),
     ("inputs are not modified", method_laws.inputs_are_not_modified),
-    ("hyper-parameters change the result", method_laws.hyper_parameters_change_the_result),
+    ("options act, and it learns", method_laws.options_act_and_the_method_learns),
     ("padding is ignored", method_laws.padding_is_ignored),
     ("relabelling relabels", method_laws.relabelling_relabels),
     ("packing keeps everything", method_laws.packing_keeps_everything),

@@ -30,6 +30,7 @@ from coterie.testing.kit import (
     task,
     views,
 )
+from coterie.testing.learning import every_setting_learns
 from coterie.testing.options import contexts, plain, variants
 
 
@@ -80,8 +81,17 @@ def inputs_are_not_modified(method: AnyMethod) -> None:
     pure("server_info", method.server_info, server)
 
 
-def hyper_parameters_change_the_result(method: AnyMethod) -> None:
-    """Law 4: each of them, in at least one context."""
+def options_act_and_the_method_learns(method: AnyMethod, everything: bool = True) -> str | None:
+    """Law 4: every option changes the result, and beside every option the method learns (`coterie.testing.learning`).
+
+    `everything` False leaves numbers as they are in the second half, which then takes a second a method.
+    """
+    options_change_the_result(method)
+    return every_setting_learns(method, everything)
+
+
+def options_change_the_result(method: AnyMethod) -> None:
+    """The first half of law 4: each of them does, in at least one context."""
     idle: set[str] | None = None
     for context in contexts(method):
         base = tree.pack(views(simulate(context, LOOP, rounds=2)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic
@@ -49,6 +49,59 @@ def variants(method: AnyMethod) -> Iterator[tuple[str, AnyMethod]]:
                 yield f"{hyper.name} = {value}", changed(method, optimizer=other)
 
 
+def settings(method: AnyMethod, numbers: bool) -> Iterator[tuple[str, AnyMethod]]:
+    """Settings that a user may well choose: the contexts, every other choice of every option, and other numbers.
+
+    Unlike `variants`, this goes to no extremes. A number is halved, or doubled where its half is not allowed; a whole
+    number becomes one more. The optimiser is left as it is.
+
+    Args:
+        method: the method.
+        numbers: whether options that are numbers are changed too, beside the defaults and in each context.
+
+    Yields:
+        (what was changed, as "name = value, name = value", and the method), each once.
+    """
+    seen: set[str] = set()
+    for options in ({}, *method.law_contexts):
+        context, own = changed(method, **options), _told(options)
+        if own and own not in seen:
+            seen.add(own)
+            yield own, context
+        for hyper in hyper_parameters(type(method)):
+            value = getattr(context, hyper.name)
+            others = [choice for choice in hyper.choices if choice != value] if not options else []
+            others += [not value] if isinstance(value, bool) and not options else []
+            if numbers and hyper.numeric and not isinstance(value, bool):
+                others += _nearby(hyper, value)
+            for other in others:
+                name = _told({**options, hyper.name: other})
+                if name not in seen:
+                    seen.add(name)
+                    yield name, changed(context, **{hyper.name: other})
+
+
+def _told(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in options.items())
+
+
+def _nearby(hyper: Hyper, value: Any) -> list[Any]:
+    """Another number that is allowed and not far away; [] if there is none."""
+    if isinstance(value, int):
+        return _first_allowed(hyper, [value + 1, value - 1])
+    number = value if isinstance(value, float) else 1.0
+    return _first_allowed(hyper, [number / 2, 2 * number] if number else [0.1])
+
+
+def _first_allowed(hyper: Hyper, tries: list[Any]) -> list[Any]:
+    for other in tries:
+        try:
+            return [TypeAdapter(hyper.type).validate_python(other)]
+        except pydantic.ValidationError:
+            continue
+    return []
+
+
 def _others(hyper: Hyper, value: Any) -> list[Any]:
     """Values that a hyper-parameter may have instead: every other choice, and one other number."""
     if isinstance(value, bool):
@@ -57,12 +110,7 @@ def _others(hyper: Hyper, value: Any) -> list[Any]:
     if hyper.numeric:
         number = value if isinstance(value, int | float) else 1.0
         tries = [number + 1] if isinstance(value, int) else [2 * number + 0.1, number / 2, number]
-        for other in tries:
-            try:
-                others.append(TypeAdapter(hyper.type).validate_python(other))
-                break
-            except pydantic.ValidationError:
-                continue
+        others += _first_allowed(hyper, tries)
     if not others:
         raise LawBroken(f"no other value found for {hyper.name} = {value}")
     return others

@@ -134,16 +134,22 @@ def test_a_new_head_on_the_shared_body(method):
     assert not torch.equal(found["5.weight"], finished.task.init()["5.weight"])
 
 
-def test_batch_norm_begins_at_the_others_mean():
+def test_batch_norm_begins_as_the_initial_models_and_alone_is_trained():
+    """Nobody ever sent theirs, so that there is no mean of the others' to begin at."""
+
     def model():
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
 
     finished, site = parts("fedbn", model=model())
+    found, initial = view(join(finished, site, Silent())), finished.task.init()
+    assert finished.server.keys() == initial.keys() - finished.task.norm_names
+    assert all(torch.equal(found[name], value) for name, value in finished.server.items())
+    assert not torch.allclose(found["1.weight"], initial["1.weight"], atol=1e-6)
     frozen = dataclasses.replace(finished, method=dataclasses.replace(finished.method, optimizer=coterie.SGD(1e-12)))
-    found = view(join(frozen, site, Silent()))
-    assert torch.allclose(found["1.weight"], finished.server["1.weight"], atol=1e-6)
-    assert not torch.allclose(found["1.weight"], finished.task.init()["1.weight"], atol=1e-6)
+    idle = view(join(frozen, site, Silent()))
+    assert torch.allclose(idle["1.weight"], initial["1.weight"], atol=1e-6)
+    assert not torch.allclose(idle["1.running_mean"], initial["1.running_mean"], atol=1e-3)  # those of its own data
 
 
 @pytest.mark.parametrize("method", ["fedamp", "heurfedamp", "federico"])
