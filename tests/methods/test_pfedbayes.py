@@ -39,7 +39,7 @@ def test_draws_have_the_mean_and_the_spread():
 
 def test_without_noise_and_with_fixed_variances_it_is_proximal():
     """One step of each of q and w_i: the pull on mu is zeta / (n sigma^2), and w_i goes towards the new mu."""
-    lr, zeta, sigma, prior_lr = 0.1, 2.0, 0.3, 0.05
+    lr, zeta, sigma, prior_lr = 0.1, 2.0, 0.3, 0.02
     method = PFedBayes(SGD(lr), zeta=zeta, sigma=sigma, prior_lr=prior_lr, noise=False, learn_variance=False)
     sim = simulation(method, steps=2)
     x0 = task().init()["weight"].flatten()
@@ -49,7 +49,7 @@ def test_without_noise_and_with_fixed_variances_it_is_proximal():
         mu = prior = x0
         for _ in range(2):
             mu = mu - lr * (h @ mu - b + zeta / (SIZES[k] * sigma**2) * (mu - prior))
-            prior = prior - prior_lr * (prior - mu) / (SIZES[k] * sigma**2)
+            prior = prior - prior_lr * (prior - mu) / sigma**2
         torch.testing.assert_close(sim.state.clients.q.mu["weight"][k].flatten(), mu, rtol=1e-5, atol=1e-6)
         expected = expected + SHARE[k] * prior
     torch.testing.assert_close(sim.state.server.mu["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)

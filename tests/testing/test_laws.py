@@ -41,22 +41,13 @@ def test_law(method, law):
     testing.check(METHODS[method](), only=(law,))
 
 
-# Until their defaults are fixed (issue 17, items 1, 3 and 4): delete this list then. Law 4 finds FedMAP's laplace,
-# pFedVMP's pull on narrow features, and the outer step size of pFedMe and pFedBreD.
-DEFAULTS_TO_BE_FIXED = ("fedmap", "pfedvmp", "pfedme", "pfedbred")
-LEARNING = [
-    pytest.param(name, marks=[pytest.mark.xfail(strict=False)] if name in DEFAULTS_TO_BE_FIXED else [])
-    for name in METHODS
-]
-
-
-@pytest.mark.parametrize("method", LEARNING)
+@pytest.mark.parametrize("method", METHODS)
 def test_law_4_every_choice_learns(method):
     testing.every_setting_learns(METHODS[method](), everything=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", LEARNING)
+@pytest.mark.parametrize("method", METHODS)
 def test_law_4_every_setting_learns(method):
     testing.check(METHODS[method](), only=(4,))
 

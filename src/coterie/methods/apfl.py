@@ -69,7 +69,7 @@ class APFL(Method[Params, Client, Params, CountedParams]):
         start = (down, fresh, v, fresh, client.alpha, zero, zero)
         w, _, v, _, alpha, total, seen = scan(partial(self._iteration, task), start, (), batches)
         info = {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT), "alpha": alpha}
-        return Client(v, alpha, client.rounds + 1), CountedParams(w, batches.count), info
+        return Client(v, alpha, client.rounds + 1), CountedParams(task.sent(w), batches.count), info
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         mixed = _mixture(task, client.v, down, client.alpha)

@@ -84,7 +84,7 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], TrainedAndBuffers, Info]:
         w, loss = train(task, self.optimizer, down, batches)
-        trained, buffers = task.split(w)
+        trained, buffers = task.split(task.sent(w))
         update = tree.sub(trained, task.split(down)[0])  # Delta_i
         return (), TrainedAndBuffers(update, buffers, batches.count), {"loss": loss}
 

@@ -68,7 +68,7 @@ class FedALA(Method[Params, Client, Params, CountedParams]):
         begin = tree.where(client.rounds > 0, _taken_up(task, weight, Models(client.theta, down)), down)
         theta, loss = train(task, self.optimizer, begin, batches)
         kept = {**client.weight, **weight}
-        return Client(theta, kept, client.rounds + 1), CountedParams(theta, batches.count), {"loss": loss}
+        return Client(theta, kept, client.rounds + 1), CountedParams(task.sent(theta), batches.count), {"loss": loss}
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         return tree.where(client.rounds > 0, client.theta, down)

@@ -32,6 +32,10 @@ from coterie.parts import averaging
 class FedBABU(Method[Params, Params, Params, CountedParams]):
     learns_from: ClassVar[str] = "all clients, through the body that they share; the head is its own"
 
+    not_meant_to_learn: ClassVar[dict[str, str]] = {
+        "finetune = body": "under a head that nobody ever trained, a body needs more than the law's few steps"
+    }
+
     optimizer: Optimizer = SGD()
     finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 5
     finetune: Annotated[Literal["all", "head", "body"], Field(description="what is fine-tuned before use")] = "all"
@@ -49,7 +53,7 @@ class FedBABU(Method[Params, Params, Params, CountedParams]):
         self, task: Task, client: Params, down: Params, batches: Batches
     ) -> tuple[Params, CountedParams, Info]:
         theta, loss = train(task, self.optimizer, {**client, **down}, batches, only=frozenset(down))
-        return theta, CountedParams({name: theta[name] for name in down}, batches.count), {"loss": loss}
+        return theta, CountedParams(task.sent({name: theta[name] for name in down}), batches.count), {"loss": loss}
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         parts = {"all": None, "head": task.head_names, "body": frozenset(down)}

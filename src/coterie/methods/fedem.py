@@ -70,7 +70,7 @@ class FedEM(Method[Params, Tensor, Params, CountedParams]):
         theta, _, q, total, seen = scan(partial(self._iteration, task), start, given, batches)
         seen = seen.clamp_min(MIN_TOTAL_WEIGHT)
         pi = (q / seen).clamp_min(torch.finfo(q.dtype).tiny)
-        return pi / pi.sum(), CountedParams(theta, batches.count), {"loss": total / seen}
+        return pi / pi.sum(), CountedParams(task.sent(theta), batches.count), {"loss": total / seen}
 
     def personalize(self, task: Task, client: Tensor, down: Params, batches: Batches) -> Mixture:
         return Mixture(down, client)

@@ -77,7 +77,7 @@ class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
         steps = batches.mask.flatten(0, 1).any(-1).sum()
         start = (down.w, self.optimizer.init(begin), room, zero.new_zeros(self.samples), zero, zero, zero)
         w, _, sums, lengths, _, total, seen = scan(partial(self._iteration, task), start, steps, batches)
-        trained, buffers = task.split(w)
+        trained, buffers = task.split(task.sent(w))
         delta = tree.sub(begin, trained)
         if self.samples:
             delta = tree.where(down.round >= self.burn_in, self._direction(begin, sums, lengths), delta)

@@ -44,7 +44,7 @@ class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], CountedParams, Info]:
         w, loss = train(task, self.optimizer, down, batches, quadratic_penalty, (down, torch.tensor(self.mu)))
-        return (), CountedParams(w, batches.count), {"loss": loss}
+        return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return train(task, self.optimizer, down, batches)[0]

@@ -67,7 +67,11 @@ class FedROD(Method[Params, Params, Params, CountedParams]):
             down, self.optimizer.init(task.split(down)[0]), own, self.optimizer.init(own), zero, zero,
         )  # fmt: skip
         w, _, own, _, total, seen = scan(partial(self._iteration, task), start, prior, batches)
-        return {**client, **own}, CountedParams(w, batches.count), {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
+        return (
+            {**client, **own},
+            CountedParams(task.sent(w), batches.count),
+            {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)},
+        )
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {name: value + client[name] if name in task.head_names else value for name, value in down.items()}

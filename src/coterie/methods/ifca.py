@@ -67,16 +67,17 @@ class IFCA(Method[Server, tuple[()], Params, Up]):
     def local_update(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> tuple[tuple[()], Up, Info]:
         closest = _closest(task, down, batches)
         w, loss = train(task, self.optimizer, chosen(down, closest), batches)
-        return (), Up(w, closest, batches.count), {"loss": loss}
+        return (), Up(task.sent(w), closest, batches.count), {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         took = ups.cluster == torch.arange(self.clusters, device=ups.cluster.device)[:, None]  # [K, clients]
 
-        def mean(theta: Params, took: Tensor) -> Params:
+        def combined(theta: Params, took: Tensor) -> Params:
             weight = torch.where(took.any(), took * ups.count, torch.ones_like(ups.count))
-            return tree.where(took.any(), tree.mean(ups.w, weight), theta)
+            mean = tree.mean(ups.w, weight)
+            return {**theta, **tree.where(took.any(), mean, {name: theta[name] for name in mean})}
 
-        return Server(vmap(mean)(server.theta, took), server.cluster.index_copy(0, ids, ups.cluster))
+        return Server(vmap(combined)(server.theta, took), server.cluster.index_copy(0, ids, ups.cluster))
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return chosen(down, _closest(task, down, batches))

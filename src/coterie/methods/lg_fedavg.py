@@ -48,7 +48,7 @@ class LGFedAvg(Method[Params, Params, Params, CountedParams]):
         self, task: Task, client: Params, down: Params, batches: Batches
     ) -> tuple[Params, CountedParams, Info]:
         theta, loss = train(task, self.optimizer, {**client, **down}, batches)
-        return theta, CountedParams({name: theta[name] for name in down}, batches.count), {"loss": loss}
+        return theta, CountedParams(task.sent({name: theta[name] for name in down}), batches.count), {"loss": loss}
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         return {**client, **down}

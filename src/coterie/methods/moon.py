@@ -63,7 +63,7 @@ class MOON(Method[Params, Client, Params, CountedParams]):
             )
 
         w, loss = train(task, self.optimizer, down, batches, anchor=(down, last), feature_penalty=contrast)
-        return Client(w, client.rounds + 1), CountedParams(w, batches.count), {"loss": loss}
+        return Client(w, client.rounds + 1), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         return down

@@ -4,7 +4,7 @@ Every weight is a Gaussian. Client i has a posterior q_i = N(mu_i, sigma_i^2) of
 sigma^2) is its prior. sigma = log(1 + e^rho). In a round the client copies w to w_i, and each minibatch takes
 
     q_i <- a step on  E_q[f_i(theta)] + (zeta / n_i) KL(q_i || w_i)      (`_iteration`; the personal model)
-    w_i <- a step on  KL(q_i || w_i) / n_i, with step size `prior_lr`    (`_iteration`; the localised global model)
+    w_i <- a step on  KL(q_i || w_i), with step size `prior_lr`          (`_iteration`; the localised global model)
     w   <- (1 - beta) w + beta sum_i (n_i / n) w_i                       (`aggregate`)
 
 The expectation is one draw theta = mu_i + sigma_i * noise a minibatch, through which the gradient goes. The noise is a
@@ -16,7 +16,8 @@ sigma^2), so that q_i takes proximal steps (tested).
 
 Details: f_i is a mean over examples, so that KL is divided by n_i. The pull to the prior is zeta / (n_i sigma^2): with
 the defaults, 1 for a client of 100 examples. (The paper's zeta = 10 is for thousands.) Buffers follow q_i's forward
-passes and are averaged. A client's q_i starts at the w that it receives when it first takes part. Clients are averaged
+passes and are averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i with each minibatch: a tenth,
+with `auto`. A client's q_i starts at the w that it receives when it first takes part. Clients are averaged
 by n_i; the paper, uniformly.
 """
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,13 +69,14 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     optimizer: Optimizer = SGD()
     zeta: Annotated[float, Field(ge=0, description="zeta, weight of the divergence from the prior")] = 1.0
     sigma: Annotated[float, Field(gt=0, description="standard deviation of every weight at first")] = 0.1
-    prior_lr: Annotated[float, Field(ge=0, description="step size of the localised global model")] = 0.001
+    prior_lr: Annotated[
+        Literal["auto"] | Annotated[float, Field(ge=0)],
+        Field(description="step size of the localised global model; auto: a tenth of sigma^2"),
+    ] = "auto"
     beta: Annotated[float, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")] = 1.0
     noise: Annotated[bool, Field(description="draw weights in training; otherwise use their means")] = True
     learn_variance: Annotated[bool, Field(description="learn the variances as well as the means")] = True
     draws: Annotated[int, Field(ge=0, description="models drawn for a prediction; 0 predicts with the means")] = 0
-
-    law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"prior_lr": 0.1},)
 
     def init_server(self, params: Params, population: Population) -> Gaussian:
         return self._around(params)
@@ -91,7 +93,7 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
         prior = _trained(task, down)
         start = (q, self.optimizer.init(self._free(_trained(task, q))), prior, zero, zero)
         q, _, prior, total, seen = scan(partial(self._iteration, task), start, batches.count, batches)
-        up = Up({**task.split(q.mu)[1], **prior.mu}, prior.rho, batches.count)
+        up = Up(task.sent({**q.mu, **prior.mu}), prior.rho, batches.count)
         return Client(q, client.rounds + 1), up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
     def aggregate(self, server: Gaussian, ids: Tensor, ups: Up) -> Gaussian:
@@ -101,7 +103,7 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
             name: tree.mix(old.mu[name], value, self.beta) if name in mean.rho else value
             for name, value in mean.mu.items()
         }
-        return Gaussian(mu, {**server.rho, **tree.mix(old.rho, mean.rho, self.beta)})
+        return Gaussian({**server.mu, **mu}, {**server.rho, **tree.mix(old.rho, mean.rho, self.beta)})
 
     def personalize(self, task: Task, client: Client, down: Gaussian, batches: Batches) -> Params | Mixture:
         q = tree.where(client.rounds > 0, client.q, down)
@@ -148,9 +150,10 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
         grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(self._free(own))
         free, state = self.optimizer.update(grads, state, self._free(own))
         own = tree.rebuild({**tree.pack(own), **free}, own)
-        slope = grad(lambda flat: divergence(own, tree.rebuild(flat, own)) / count)(tree.pack(prior))
+        slope = grad(lambda flat: divergence(own, tree.rebuild(flat, own)))(tree.pack(prior))
+        step = self.sigma**2 / 10 if self.prior_lr == "auto" else self.prior_lr
         moved = {
-            path: value - self.prior_lr * slope[path] * (self.learn_variance or path.startswith("mu/"))
+            path: value - step * slope[path] * (self.learn_variance or path.startswith("mu/"))
             for path, value in tree.pack(prior).items()
         }
         q = Gaussian({**q.mu, **left, **own.mu}, {**q.rho, **own.rho})

@@ -45,5 +45,5 @@ def dispatch(self: Any, server: Params, ids: Tensor, rng: torch.Generator) -> Pa
 
 
 def aggregate(self: Any, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-    """Return sum_i (n_i / n) w_i over the clients of the round."""
-    return tree.mean(ups.params, ups.count)
+    """Return sum_i (n_i / n) w_i over the clients of the round; what they do not send (`Task.sent`) stays as it is."""
+    return {**server, **tree.mean(ups.params, ups.count)}

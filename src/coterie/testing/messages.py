@@ -44,11 +44,17 @@ WORDS = {
     "mean": "class means",
     "spread": "class precisions",
     "losses": "its losses",
-    "owners": "whose they are",
-    "weight": "weights",
-    "used": "which are used",
-    "own": "its own model",
-    "steps": "weighted updates for their owners",
+    "k": "number of the round",
+    "round": "number of the round",
+    "cluster": "number of its cluster",
+    "h": "class means times class shares",
+    "v": "their variance",
+    "unit": "unit of distance",
+    "rho": "spreads of the weights",
+    "models": "models of a few clients",
+    "own": "its losses",
+    "to": "whose they are",
+    "parts": "weighted updates for their owners",
 }
 
 
@@ -105,7 +111,7 @@ def _parts(message: Any) -> list[tuple[str, Any]]:
 def _words(field: str, part: Any, task: Task) -> list[str]:
     if not isinstance(part, dict) or field in WORDS:
         return [WORDS.get(field, f"`{field}`")]
-    return ["models of a few clients"] if _rows(part, task) else _which(set(part), task)
+    return ["several models"] if _rows(part, task) else _which(set(part), task)
 
 
 def _rows(part: dict[str, Tensor], task: Task) -> bool:
@@ -123,6 +129,7 @@ def _which(names: set[str], task: Task) -> list[str]:
         (trained, "model without statistics"),
         (everything - norm, "model without normalisation layers"),
         (everything - norm - frozen, "model without normalisation layers"),
+        (set(task.head_names), "head"),
         (body, "body"),
         (body - task.unsent, "body"),
     ]
