@@ -2,8 +2,8 @@
 
 bytes      those of one round's messages, which are made without training: all that counts is their shapes. Where
            they depend on what was learned (`Method.message_bytes`), those of two rounds of a probe
-seconds    up to: the time of a client's step in the probe x steps of the run, and again for training alone; from:
-           that divided by what compiling and all cores usually save
+seconds    up to: the time of a client's step in the probe x steps of the run, again for training alone, and half a
+           minute to choose an engine; from: the steps' time divided by what compiling and all cores usually save
 memory     of the states of all clients and of the server
 """
 
@@ -24,6 +24,7 @@ from coterie.storage.paged_rows import Store
 
 FASTER = {True: 3, False: 8}  # what compiling may save of a step's time, with and without convolutions
 STARTUP = 2.0  # seconds until the first round, at least
+CHOOSING = 30.0  # seconds that measuring engines and compiling may take before it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,4 +127,6 @@ def seconds_of(setup: Setup, training: float, evaluating: float) -> tuple[float,
     runs = 2 if config.reference and config.method != "local" else 1
     compiles = config.compile is not False and unavailable() is None
     saved = (FASTER[setup.task.convolves] if compiles else 1) * (config.workers or cores())
-    return STARTUP + runs * (training / saved + evaluating / 2), STARTUP + runs * (training + evaluating)
+    settled = config.engine != "auto" and config.compile is False and config.workers is not None
+    most = STARTUP + (0 if settled else CHOOSING) + runs * (training + evaluating)
+    return STARTUP + runs * (training / saved + evaluating / 2), most
