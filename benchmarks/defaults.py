@@ -150,8 +150,8 @@ def gain(found: dict[str, Any], local: dict[str, Any]) -> tuple[float, float, fl
         return None
     pairs = list(zip(found["scores"], local["scores"], strict=True))
     each = [mean(ours) - mean(alone) for ours, alone in pairs]
-    clients = [mean(theirs) for theirs in zip(*found["scores"], strict=True)]
-    alone = [mean(theirs) for theirs in zip(*local["scores"], strict=True)]
+    clients = [mean(list(theirs)) for theirs in zip(*found["scores"], strict=True)]
+    alone = [mean(list(theirs)) for theirs in zip(*local["scores"], strict=True)]
     better = [a > b for a, b in zip(clients, alone, strict=True) if a == a and b == b]
     return statistics.mean(each), (max(each) - min(each)) / 2, sum(better) / max(1, len(better))
 
