@@ -39,7 +39,8 @@ def server_of(method, rounds, size, store=None):
 
 
 def dispatched(method, server, ids):
-    return method.dispatch(server, torch.tensor(ids), torch.Generator())
+    down = method.dispatch(server, torch.tensor(ids), torch.Generator())
+    return down.u if isinstance(method, FedAMP) else down
 
 
 @BOTH
