@@ -179,8 +179,9 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
     def aggregate(self, server: Server, ids: Tensor, ups: Addressed) -> Server:
         optimizer = self.optimizer if self.local_work == "gradient" else None
         at = server.at(ids)
-        here = (at >= 0).nonzero().flatten()
-        losses = tree.put(server.losses, at[here], tree.rows(ups.own, here))
+        row = torch.where(at < 0, len(server.held), at)  # rows that are not held here go to one too many
+        roomy = tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), server.losses)
+        losses = tree.rows(tree.put(roomy, row, ups.own), slice(len(server.held)))
         models, states = mixtures.apply_contributions(
             optimizer, server.models, server.optimizer, server.at(ups.to), ups.parts, self.idle_below
         )
