@@ -19,11 +19,11 @@ def test_the_page_has_the_figures_and_the_distances():
     assert [picture.name for picture in made.pictures] == ["labels", "sizes", "size-histogram"]
     bubbles, bars, spread = (picture.figure.data[0] for picture in made.pictures)
     # Client 0 has class 0 only, client 1 two, client 2 three: six bubbles, as large as what they stand for.
-    assert sorted(zip(bubbles.x, bubbles.y, bubbles.marker.size, strict=True)) == [
+    assert sorted(zip(bubbles["x"], bubbles["y"], bubbles["marker"]["size"], strict=True)) == [
         *[(0, 0, 10), (1, 0, 10), (1, 1, 10), (2, 0, 4), (2, 1, 4), (2, 2, 4)]
     ]
-    assert list(bars.y) == [10, 20, 12]
-    assert sum(spread.y) == 3
+    assert list(bars["y"]) == [10, 20, 12]
+    assert sum(spread["y"]) == 3
     assert {what for what, *_ in made.tiles} >= {"label distance between two clients", "label distance to all clients"}
 
 
@@ -54,4 +54,4 @@ def test_a_regression_and_a_single_client_are_told():
 
 @pytest.mark.parametrize("totals", [[5], [5, 5, 5], [1, 2, 3, 1000], list(range(1, 400))])
 def test_every_client_is_in_the_histogram(totals):
-    assert sum(histogram(np.array(totals)).data[0].y) == len(totals)
+    assert sum(histogram(np.array(totals)).data[0]["y"]) == len(totals)

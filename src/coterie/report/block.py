@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import plotly.graph_objects as go
-
-Trace = dict[str, Any]  # as plotly.js reads it; a dict, because validating thousands of trace objects takes seconds
+from coterie.report.figure import Figure, Trace
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Picture:
     name: str  # of its image files
     heading: str
     caption: str
-    figure: go.Figure
+    figure: Figure
     states: list[ControlState] = field(default_factory=list)  # empty: no control
     control: Literal["slider", "choose"] = "choose"
     about: str = ""  # the control's label

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.report.block import ControlState, Picture, Trace
+from coterie.report.block import ControlState, Picture
+from coterie.report.figure import Trace
 from coterie.report.read import Array, RunData, numbers
 from coterie.report.style import EDGE, HIGH, INK, LOW, MIDDLE, OURS, figure, name_axis, series_colour, short_label
 
@@ -98,7 +99,8 @@ def weights_over_time(run: RunData) -> Picture | None:
     at, values = [each[0] for each in known], np.array([each[1] for each in known])
     made = figure(height=340, showlegend=len(run.names) <= 12)
     for i, name in enumerate(run.names):
-        made.add_scatter(
+        made.add(
+            "scatter",
             x=at,
             y=values[:, i].astype(np.float32),
             mode="lines+markers" if len(at) < 3 else "lines",
@@ -107,8 +109,8 @@ def weights_over_time(run: RunData) -> Picture | None:
             hovertemplate=f"{short_label(name)}, round %{{x}}: %{{y:.3f}}<extra></extra>",
         )
     made.add_hline(y=1 / len(run.names), line={"color": INK, "width": 1, "dash": "dot"})
-    made.update_xaxes(title_text="round", showgrid=False)
-    made.update_yaxes(title_text="weight")
+    made.update_xaxes(title={"text": "round"}, showgrid=False)
+    made.update_yaxes(title={"text": "weight"})
     caption = "The weight of each client in the average that all receive; the dotted line marks equal weights."
     return Picture("weights", "Weight of each client", caption, made)
 
@@ -117,7 +119,8 @@ def _matrix_picture(found: Weights, top: float, start: int, group: str, few: str
     names = [short_label(name) for name in found.names]
     labels = [[f"{one} from {other}" if one != other else f"{one}, itself" for other in names] for one in names]
     made = figure(height=430)
-    made.add_heatmap(
+    made.add(
+        "heatmap",
         z=found.matrices[start].astype(np.float32),
         zmin=0,
         zmax=top,
@@ -128,9 +131,9 @@ def _matrix_picture(found: Weights, top: float, start: int, group: str, few: str
         hovertemplate="%{customdata}: %{z:.3f}<extra></extra>",
         colorbar={"thickness": 10, "len": 0.8, "outlinewidth": 0, "tickfont": {"size": 11}},
     )
-    name_axis(made.layout.xaxis, found.names, 25)
-    name_axis(made.layout.yaxis, found.names, 25)
-    made.update_xaxes(title_text="learns from", showgrid=False, constrain="domain", tickangle=-45)
+    name_axis(made.layout["xaxis"], found.names, 25)
+    name_axis(made.layout["yaxis"], found.names, 25)
+    made.update_xaxes(title={"text": "learns from"}, showgrid=False, constrain="domain", tickangle=-45)
     made.update_yaxes(autorange="reversed", showgrid=False, scaleanchor="x", constrain="domain")
     states = [ControlState(f"{at}", [{"z": found.matrices[k].astype(np.float32)}]) for k, at in enumerate(found.rounds)]
     caption = (
@@ -149,9 +152,10 @@ def _graph_picture(found: Weights, start: int, group: str) -> Picture:
     made = figure(height=430, showlegend=False)
     for (_, width), (ex, ey) in zip(LINE_WIDTHS, edges[start], strict=True):
         line = {"color": EDGE, "width": width}
-        made.add_scatter(x=ex, y=ey, mode="lines", line=line, opacity=0.3 + 0.1 * width, hoverinfo="skip")
+        made.add("scatter", x=ex, y=ey, mode="lines", line=line, opacity=0.3 + 0.1 * width, hoverinfo="skip")
     few = n <= 24
-    made.add_scatter(
+    made.add(
+        "scatter",
         x=x,
         y=y,
         mode="markers",
@@ -202,9 +206,9 @@ def _one_client(found: Weights, names: list[str]) -> Picture:
     known = [found.names.index(name) for name in names if name in found.names]
     states = [ControlState(short_label(found.names[i]), _lines(found, i)) for i in known]
     made = figure(height=360, showlegend=True)
-    made.add_traces(states[0].traces)
-    made.update_xaxes(title_text="round", showgrid=False)
-    made.update_yaxes(title_text="weight", rangemode="tozero")
+    made.data.extend(states[0].traces)
+    made.update_xaxes(title={"text": "round"}, showgrid=False)
+    made.update_yaxes(title={"text": "weight"}, rangemode="tozero")
     caption = f"Whom one client learns from over time: itself, and the {MAX_SOURCES} others with the largest weights"
     caption += ". Click a name in the legend to show or hide it."
     return Picture("client-weights", "One client's sources", caption, made, states, about="Client")

@@ -49,14 +49,14 @@ def pictures(run: RunData) -> list[Picture]:
     traffic = figure(height=280, barmode="stack", bargap=0.2, showlegend=True)
     for values, label, colour in ((up, "sent by clients", OURS), (down, "received by clients", ALONE)):
         hover = f"round %{{x}}: %{{y:.3g}} {name}<extra>{label}</extra>"
-        traffic.add_bar(x=at, y=values / unit, name=label, marker={"color": colour}, hovertemplate=hover)
-    traffic.update_xaxes(title_text="round", showgrid=False)
-    traffic.update_yaxes(title_text=f"{name} per round", rangemode="tozero")
+        traffic.add("bar", x=at, y=values / unit, name=label, marker={"color": colour}, hovertemplate=hover)
+    traffic.update_xaxes(title={"text": "round"}, showgrid=False)
+    traffic.update_yaxes(title={"text": f"{name} per round"}, rangemode="tozero")
     time = figure(height=280, bargap=0.2, showlegend=False)
     values = numbers([record.get("seconds") for record in run.rounds])
-    time.add_bar(x=at, y=values, marker={"color": UNSURE}, hovertemplate="round %{x}: %{y:.3g} s<extra></extra>")
-    time.update_xaxes(title_text="round", showgrid=False)
-    time.update_yaxes(title_text="seconds per round", rangemode="tozero")
+    time.add("bar", x=at, y=values, marker={"color": UNSURE}, hovertemplate="round %{x}: %{y:.3g} s<extra></extra>")
+    time.update_xaxes(title={"text": "round"}, showgrid=False)
+    time.update_yaxes(title={"text": "seconds per round"}, rangemode="tozero")
     totals = f"{size(float(up.sum()))} sent and {size(float(down.sum()))} received"
     both = f"All clients together: {totals} in {len(at)} rounds."
     total = (
@@ -73,7 +73,8 @@ def compared(runs: Mapping[str, list[RunData]], colours: Mapping[str, str]) -> P
     made = figure(height=int(np.clip(34 * len(runs) + 80, 160, 700)), bargap=0.35, showlegend=False)
     totals = [float(np.mean([sent(run) for run in group])) for group in runs.values()]
     unit, name = next(((u, n) for u, n in UNITS if max(totals, default=0) >= u), (1.0, "bytes"))
-    made.add_bar(
+    made.add(
+        "bar",
         orientation="h",
         x=[total / unit for total in totals],
         y=list(range(len(runs))),
@@ -86,5 +87,5 @@ def compared(runs: Mapping[str, list[RunData]], colours: Mapping[str, str]) -> P
     made.update_yaxes(
         tickmode="array", tickvals=list(range(len(runs))), ticktext=[short_label(label) for label in runs]
     )
-    made.update_xaxes(title_text=f"{name} in all rounds", rangemode="tozero")
+    made.update_xaxes(title={"text": f"{name} in all rounds"}, rangemode="tozero")
     return Picture("bytes", "Bytes sent", "Bytes that all clients of a run send and receive, in all its rounds.", made)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from coterie.report.figure import Figure
 from coterie.report.style import GRID, OURS, figure, name_axis, short_label
 
 MAX_BUBBLE_PIXELS = 26.0
 
 
-def bubbles(counts: NDArray[Any], clients: Sequence[str], classes: Sequence[str]) -> go.Figure:
+def bubbles(counts: NDArray[Any], clients: Sequence[str], classes: Sequence[str]) -> Figure:
     """Draw a bubble for each of `counts` [clients, classes]; its area is the number of examples."""
     counts = np.asarray(counts, dtype=float)
     i, k = np.nonzero(counts > 0)
@@ -28,20 +28,21 @@ def bubbles(counts: NDArray[Any], clients: Sequence[str], classes: Sequence[str]
     ]
     marker = {"color": OURS, "opacity": 0.75, "line": {"width": 0}, "sizemode": "area"}
     marker |= {"size": values, "sizeref": 2 * max(float(values.max(initial=1)), 1) / largest**2, "sizemin": 1.5}
-    made.add_scatter(x=i, y=k, mode="markers", marker=marker, text=texts, hovertemplate="%{text}<extra></extra>")
-    name_axis(made.layout.xaxis, clients, 25)
-    name_axis(made.layout.yaxis, classes, 30)
+    made.add("scatter", x=i, y=k, mode="markers", marker=marker, text=texts, hovertemplate="%{text}<extra></extra>")
+    name_axis(made.layout["xaxis"], clients, 25)
+    name_axis(made.layout["yaxis"], classes, 30)
     made.update_xaxes(range=[-0.6, len(clients) - 0.4], showgrid=False, tickangle=-45 if len(clients) > 4 else 0)
-    made.update_yaxes(range=[len(classes) - 0.4, -0.6], gridcolor=GRID, title_text="class")
+    made.update_yaxes(range=[len(classes) - 0.4, -0.6], gridcolor=GRID, title={"text": "class"})
     return made
 
 
-def sizes(counts: NDArray[Any], clients: Sequence[str]) -> go.Figure:
+def sizes(counts: NDArray[Any], clients: Sequence[str]) -> Figure:
     """Draw the number of examples per client, from `counts` [clients] or [clients, classes]."""
     counts = np.asarray(counts, dtype=float)
     totals = counts.sum(1) if counts.ndim > 1 else counts
     made = figure(height=260, showlegend=False, bargap=0.25)
-    made.add_bar(
+    made.add(
+        "bar",
         x=np.arange(len(clients)),
         y=totals,
         marker={"color": OURS, "line": {"width": 0}},
@@ -49,7 +50,7 @@ def sizes(counts: NDArray[Any], clients: Sequence[str]) -> go.Figure:
         textposition="none",
         hovertemplate="%{text}: %{y:,.0f} examples<extra></extra>",
     )
-    name_axis(made.layout.xaxis, clients, 25)
+    name_axis(made.layout["xaxis"], clients, 25)
     made.update_xaxes(showgrid=False, tickangle=-45 if len(clients) > 4 else 0)
-    made.update_yaxes(title_text="examples", rangemode="tozero")
+    made.update_yaxes(title={"text": "examples"}, rangemode="tozero")
     return made

@@ -6,11 +6,11 @@ import contextlib
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from coterie.core.errors import CheckpointError
 from coterie.report.block import Picture
+from coterie.report.figure import Figure
 from coterie.report.read import RunData
 from coterie.report.style import figure, series_colour, short_label
 from coterie.report.tsne import tsne
@@ -74,12 +74,13 @@ _CAPTION = (
 )
 
 
-def _scatter(found: Embedding, group: NDArray[np.int64], names: list[str]) -> go.Figure:
+def _scatter(found: Embedding, group: NDArray[np.int64], names: list[str]) -> Figure:
     members = [k for k in range(len(names)) if (group == k).any()]
     made = figure(height=420, showlegend=len(members) <= MAX_LEGEND_ENTRIES)
     for k in members:
         mine = group == k
-        made.add_scatter(
+        made.add(
+            "scatter",
             x=found.at[mine, 0],
             y=found.at[mine, 1],
             mode="markers",

@@ -6,13 +6,13 @@ import itertools
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from coterie.data.distance import Distances, class_counts, client_examples, label_distances
 from coterie.data.federation import Federation
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.distribution import bubbles, sizes
+from coterie.report.figure import Figure
 from coterie.report.style import OURS, figure
 
 MAX_BINS = 40
@@ -51,13 +51,14 @@ def page(title: str, subtitle: str, federation: Federation) -> Page:
     return Page(title, subtitle, verdict, tiles, [Section("The clients' data", blocks)])
 
 
-def histogram(totals: NDArray[np.int64]) -> go.Figure:
+def histogram(totals: NDArray[np.int64]) -> Figure:
     """Draw a histogram of the clients' numbers of examples."""
     bins = min(len(np.histogram_bin_edges(totals, "auto")) - 1, MAX_BINS) if len(np.unique(totals)) > 1 else 1
     number, edges = np.histogram(totals, bins)
     texts = [f"{low:,.0f} to {high:,.0f}" for low, high in itertools.pairwise(edges)]
     made = figure(height=260, showlegend=False, bargap=0.04)
-    made.add_bar(
+    made.add(
+        "bar",
         x=(edges[:-1] + edges[1:]) / 2,
         y=number,
         width=np.diff(edges),
@@ -66,8 +67,8 @@ def histogram(totals: NDArray[np.int64]) -> go.Figure:
         textposition="none",
         hovertemplate="%{text} examples: %{y} clients<extra></extra>",
     )
-    made.update_xaxes(title_text="examples", showgrid=False)
-    made.update_yaxes(title_text="clients", rangemode="tozero", tickformat=",d")
+    made.update_xaxes(title={"text": "examples"}, showgrid=False)
+    made.update_yaxes(title={"text": "clients"}, rangemode="tozero", tickformat=",d")
     return made
 
 

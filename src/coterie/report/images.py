@@ -7,8 +7,7 @@ import importlib.util
 import os
 import shutil
 from pathlib import Path
-
-import plotly.graph_objects as go
+from typing import Any
 
 from coterie.core.errors import CoterieError
 from coterie.report.block import Page, Picture
@@ -21,7 +20,7 @@ WIDTH, PNG_SCALE = 820, 2  # width of an image in points, and pixels per point i
 def export(page: Page, folder: Path) -> list[Path]:
     """Write every figure of a page to `folder`; return the files."""
     check()
-    import plotly.io
+    import plotly.io  # which takes longer than writing a report
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,9 +55,11 @@ def check() -> None:
     os.environ["BROWSER_PATH"] = found
 
 
-def _for_print(picture: Picture) -> go.Figure:
-    """Return a copy of the figure on white, with its heading."""
-    made = copy.deepcopy(picture.figure)
+def _for_print(picture: Picture) -> Any:
+    """Return plotly's own figure of it, on white, with its heading."""
+    import plotly.graph_objects as go
+
+    made = go.Figure(copy.deepcopy(vars(picture.figure)))
     heading = {"text": picture.heading, "x": 0.02, "font": {"size": 15, "color": INK}}
     width = 560 if picture.half else WIDTH
     legend = 40 if made.layout.showlegend else 0

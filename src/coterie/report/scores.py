@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import plotly.graph_objects as go
 
-from coterie.report.block import ControlState, Picture, Trace
+from coterie.report.block import ControlState, Picture
+from coterie.report.figure import Trace
 from coterie.report.read import Array, RunData, mean
 from coterie.report.style import (
     ALONE,
@@ -50,19 +50,20 @@ def gains(run: RunData) -> Picture | None:
         mine = [i for i in range(len(found)) if kinds[i] == kind]
         if not mine:
             continue
-        bars = go.Bar(
-            orientation="h",
-            y=[place[i] for i in mine],
-            x=factor * found[mine],
-            name=f"{kind} ({len(mine)})",
-            marker={"color": colour, "line": {"width": 0}},
-            text=[_gain_text(run, i, found, alone, ours) for i in mine],
-            textposition="none",
-            hovertemplate="%{text}<extra></extra>",
-        )
+        bars: Trace = {
+            "type": "bar",
+            "orientation": "h",
+            "y": [place[i] for i in mine],
+            "x": factor * found[mine],
+            "name": f"{kind} ({len(mine)})",
+            "marker": {"color": colour, "line": {"width": 0}},
+            "text": [_gain_text(run, i, found, alone, ours) for i in mine],
+            "textposition": "none",
+            "hovertemplate": "%{text}<extra></extra>",
+        }
         if rows:
             low, high = (np.array([_end(rows[i], end) for i in mine]) for end in ("low", "high"))
-            bars.error_x = {
+            bars["error_x"] = {
                 "type": "data",
                 "symmetric": False,
                 "array": factor * np.clip(high - found[mine], 0, None),
@@ -71,11 +72,11 @@ def gains(run: RunData) -> Picture | None:
                 "thickness": 1,
                 "width": 3,
             }
-        made.add_trace(bars)
-    name_axis(made.layout.yaxis, [run.names[i] for i in order], 60)
+        made.data.append(bars)
+    name_axis(made.layout["yaxis"], [run.names[i] for i in order], 60)
     made.update_yaxes(range=[len(found) - 0.4, -0.6], showgrid=False)
     what = f"points of {metric_words(run.metric)}" if factor == 100 else metric_words(run.metric)
-    made.update_xaxes(title_text=f"gain ({what})", zeroline=True)
+    made.update_xaxes(title={"text": f"gain ({what})"}, zeroline=True)
     made.update_xaxes(zerolinecolor=MUTED, zerolinewidth=1)
     level = f"{round(100 * run.benefit.get('level', 0.95))} %" if run.benefit else ""
     caption = "Each bar is one client's test result minus its result alone after the same number of gradient steps" + (
@@ -94,9 +95,9 @@ def curves(run: RunData) -> Picture | None:
         ControlState(metric_title(metric), _curve_traces(run, metric), metric_title(metric)) for metric in run.metrics
     ]
     made = figure(height=380, showlegend=True)
-    made.add_traces(states[0].traces)
-    made.update_xaxes(title_text="round", showgrid=False)
-    made.update_yaxes(title_text=states[0].axis)
+    made.data.extend(states[0].traces)
+    made.update_xaxes(title={"text": "round"}, showgrid=False)
+    made.update_yaxes(title={"text": states[0].axis})
     made.add_vline(x=run.selected, line={"color": MUTED, "width": 1, "dash": "dot"})
     caption = (
         f"Test results round by round: thin lines are clients, the bold one their mean; "
@@ -112,7 +113,8 @@ def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str])
     for k, (label, values) in enumerate(scores.items()):
         colour = colours[label]
         known = values[~np.isnan(values)]
-        made.add_box(
+        made.add(
+            "box",
             x=scale(metric) * known,
             y=np.full(len(known), k),
             name=short_label(label),
@@ -126,9 +128,9 @@ def spread(scores: Mapping[str, Array], metric: str, colours: Mapping[str, str])
             marker={"color": colour, "size": 6, "opacity": 0.55},
             hovertemplate="%{x:.1f}<extra></extra>" if scale(metric) == 100 else "%{x:.4g}<extra></extra>",
         )
-    name_axis(made.layout.yaxis, labels)
+    name_axis(made.layout["yaxis"], labels)
     made.update_yaxes(range=[len(labels) - 0.4, -0.6], showgrid=False)
-    made.update_xaxes(title_text=f"test {metric_title(metric)}")
+    made.update_xaxes(title={"text": f"test {metric_title(metric)}"})
     caption = "Every dot is a client. The box contains the middle half of them, and its line is the median."
     return Picture("spread", "Distribution over clients", caption, made)
 

@@ -111,7 +111,7 @@ def gains(groups: Groups, metric: str, colours: Mapping[str, str]) -> Picture | 
     picture = scores.spread(known, metric, colours)
     made = picture.figure
     made.add_vline(x=0, line={"color": ALONE, "width": 1.5, "dash": "dash"})
-    made.update_xaxes(title_text=f"gain ({'points of ' * is_percent(metric)}{metric_words(metric)})")
+    made.update_xaxes(title={"text": f"gain ({'points of ' * is_percent(metric)}{metric_words(metric)})"})
     caption = (
         "Every dot is a client's gain, averaged over seeds. Left of the dashed line, a client is better off alone."
     )
@@ -124,7 +124,8 @@ def by_client(per_client: dict[str, Array], metric: str, names: list[str], colou
     order = np.argsort(-np.nan_to_num(first), kind="stable")
     made = figure(height=int(np.clip(22 * len(names) + 100, 200, 1400)), showlegend=True)
     for k, (label, values) in enumerate(per_client.items()):
-        made.add_scatter(
+        made.add(
+            "scatter",
             x=scale(metric) * values[order],
             y=np.arange(len(names)),
             mode="markers",
@@ -133,9 +134,9 @@ def by_client(per_client: dict[str, Array], metric: str, names: list[str], colou
             text=[short_label(names[i]) for i in order],
             hovertemplate=f"%{{text}}, {short_label(label)}: %{{x:.4g}}<extra></extra>",
         )
-    name_axis(made.layout.yaxis, [names[i] for i in order], 60)
+    name_axis(made.layout["yaxis"], [names[i] for i in order], 60)
     made.update_yaxes(range=[len(names) - 0.4, -0.6])
-    made.update_xaxes(title_text=f"test {metric_title(metric)}")
+    made.update_xaxes(title={"text": f"test {metric_title(metric)}"})
     caption = "One line per client and one mark per method: what each client would get from another method."
     return Picture("by-client", "Client by client", caption, made)
 
@@ -146,7 +147,8 @@ def mean_curves(groups: Groups, metric: str, colours: Mapping[str, str]) -> Pict
         found = [run.curve(metric) for run in group]
         shortest = min(len(at) for at, _ in found)
         values = np.array([[mean(row) for row in curve[:shortest]] for _, curve in found])
-        made.add_scatter(
+        made.add(
+            "scatter",
             x=found[0][0][:shortest],
             y=scale(metric) * values.mean(0),
             mode="lines" if shortest > 1 else "markers",
@@ -154,8 +156,8 @@ def mean_curves(groups: Groups, metric: str, colours: Mapping[str, str]) -> Pict
             name=short_label(label),
             hovertemplate=f"{short_label(label)}, round %{{x}}: %{{y:.4g}}<extra></extra>",
         )
-    made.update_xaxes(title_text="round", showgrid=False)
-    made.update_yaxes(title_text=f"test {metric_title(metric)}")
+    made.update_xaxes(title={"text": "round"}, showgrid=False)
+    made.update_yaxes(title={"text": f"test {metric_title(metric)}"})
     caption = "Mean over clients and seeds, round by round."
     return Picture("curves", "Round by round", caption, made)
 

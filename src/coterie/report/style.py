@@ -5,13 +5,13 @@ Figures are made for a light page. On a dark page, the script replaces each of t
 
 from __future__ import annotations
 
+import copy
 import html
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from coterie.evaluation import BETTER
+from coterie.report.figure import Figure
 
 INK, MUTED, GRID, FAINT = "#1a2129", "#56616e", "#e4e8ed", "#b3bfcb"
 OURS, ALONE, WORSE, UNSURE = "#0b6aa8", "#b86a00", "#bf3f24", "#8d99a6"
@@ -34,28 +34,31 @@ PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "bmta")
 SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", "ece": "calibration error"}
 
 
-def figure(height: int = 340, **layout: Any) -> go.Figure:
+def figure(height: int = 340, **layout: Any) -> Figure:
     """Make an empty figure with the base layout."""
-    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": GRID, "tickcolor": GRID, "automargin": True}
+    axis: dict[str, Any] = {
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": GRID,
+        "tickcolor": GRID,
+        "automargin": True,
+    }
     axis |= {"title": {"font": {"color": MUTED, "size": 12}, "standoff": 8}, "tickfont": {"color": MUTED, "size": 11}}
-    base = go.Figure()
-    base.update_layout(
-        template=None,
-        height=height,
-        font={"family": FONT, "size": 12, "color": INK},
-        margin={"l": 12, "r": 16, "t": 12, "b": 12},
-        paper_bgcolor=CLEAR,
-        plot_bgcolor=CLEAR,
-        hoverlabel={"font": {"family": FONT, "size": 12}},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": INK, "size": 12}}
-        | {"itemsizing": "constant"},
-        dragmode=False,
-        hovermode="closest",
-        xaxis=axis,
-        yaxis=axis,
-    )
-    base.update_layout(**layout)
-    return base
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": INK, "size": 12}}
+    base = {
+        "height": height,
+        "font": {"family": FONT, "size": 12, "color": INK},
+        "margin": {"l": 12, "r": 16, "t": 12, "b": 12},
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "hoverlabel": {"font": {"family": FONT, "size": 12}},
+        "legend": {**legend, "itemsizing": "constant"},
+        "dragmode": False,
+        "hovermode": "closest",
+        "xaxis": axis,
+        "yaxis": copy.deepcopy(axis),
+    }
+    return Figure(layout=base | layout)
 
 
 def series_colour(i: int) -> str:

@@ -29,8 +29,10 @@ def tsne(features: Array) -> Array:
 
 def principal_components(centred: Array, number: int) -> Array:
     """Return the coordinates along the directions of largest variance, largest first; signs are fixed."""
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
-    first = directions[:number]
+    if centred.shape[1] <= len(centred):  # the directions of a small matrix are found ten times as fast
+        first = np.linalg.eigh(centred.T.astype(np.float64) @ centred)[1].T[::-1][:number]
+    else:
+        first = np.linalg.svd(centred, full_matrices=False)[2][:number]
     largest = np.abs(first).argmax(1)
     first = first * np.sign(first[np.arange(len(first)), largest])[:, None]
     return np.asarray(centred @ first.T, dtype=np.float32)
