@@ -163,8 +163,11 @@ def _of_expression(node: ast.expr) -> Iterator[Change]:
         return  # words
     for kind, new in _replacements(node):
         yield kind, node, new
+    kept = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.keyword) and each.arg in KEPT_KEYWORDS}
     for child in ast.walk(node):
-        if child is not node and isinstance(child, ast.expr) and not _inside_words(node, child):
+        if child is node or id(child) in kept:
+            continue
+        if isinstance(child, ast.expr) and not _inside_words(node, child):
             for kind, new in _replacements(child):
                 yield kind, child, new
 

@@ -48,7 +48,7 @@ NOT_MATHEMATICS = {"methods/__init__.py", "methods/fields.py", "parts/__init__.p
 # The part of `make test` that may kill: what calls methods and is quick in ordinary PyTorch.
 TESTS = (
     *("methods/test_*.py", "parts/test_*.py", "testing/test_laws.py", "experiment/take_home/test_onboard.py"),
-    *("core/test_training.py", "core/test_tree.py", "data/test_weights.py", "engine/test_peers.py"),
+    *("core/test_method.py", "core/test_training.py", "core/test_tree.py", "data/test_weights.py", "engine/test_peers.py"),
     *("experiment/take_home/test_load.py", "experiment/take_home/test_card.py"),
 )
 # Files whose tests are in a test file of another name.
