@@ -72,12 +72,12 @@ class Mutant(NamedTuple):
 
 
 def mutants(file: str, source: bytes) -> list[Mutant]:
-    """Return all mutants of a file that are valid Python and differ from it and from each other."""
+    """Return all mutants of a file, which differ from it and from each other."""
     lines = [0]
     for line in source.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
     original = ast.parse(source)
-    seen, names, found = {ast.dump(original)}, Counter[tuple[str, str]](), []
+    seen, names, found = set(), Counter[tuple[str, str]](), []
     for function, (kind, node, new) in _changes(original):
         assert isinstance(node, ast.expr | ast.stmt)
         assert node.end_lineno is not None
@@ -85,13 +85,9 @@ def mutants(file: str, source: bytes) -> list[Mutant]:
         start = lines[node.lineno - 1] + node.col_offset
         end = lines[node.end_lineno - 1] + node.end_col_offset
         text = new if isinstance(node, ast.stmt) or re.fullmatch(r"[\w.]+", new) else f"({new})"
-        try:
-            changed = ast.dump(ast.parse(source[:start] + text.encode() + source[end:]))
-        except SyntaxError:
+        if (start, end, text) in seen or new == ast.unparse(node):
             continue
-        if changed in seen:
-            continue
-        seen.add(changed)
+        seen.add((start, end, text))
         name = f"{ast.unparse(node)} -> {new}"
         names[function, name] += 1
         times = names[function, name]
@@ -163,21 +159,13 @@ def _of_expression(node: ast.expr) -> Iterator[Change]:
         return  # words
     for kind, new in _replacements(node):
         yield kind, node, new
-    kept = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.keyword) and each.arg in KEPT_KEYWORDS}
+    skipped = {id(each.value) for each in ast.walk(node) if isinstance(each, ast.keyword) and each.arg in KEPT_KEYWORDS}
     for child in ast.walk(node):
-        if child is node or id(child) in kept:
-            continue
-        if isinstance(child, ast.expr) and not _inside_words(node, child):
+        if isinstance(child, ast.JoinedStr):
+            skipped |= {id(each) for each in ast.walk(child)}  # words; `walk` comes to them later
+        if isinstance(child, ast.expr) and child is not node and id(child) not in skipped:
             for kind, new in _replacements(child):
                 yield kind, child, new
-
-
-def _inside_words(root: ast.expr, node: ast.expr) -> bool:
-    return any(
-        node in list(ast.walk(words))
-        for words in ast.walk(root)
-        if isinstance(words, ast.JoinedStr) and words is not root
-    )
 
 
 def _replacements(node: ast.expr) -> Iterator[tuple[str, str]]:
@@ -188,7 +176,7 @@ def _replacements(node: ast.expr) -> Iterator[tuple[str, str]]:
             yield "constant", str(not value)
         case ast.Constant(value=int(value) | float(value)):
             kind = type(value)
-            yield "constant", repr(kind({0: 1, 1: 0}.get(value, 2 * value)))
+            yield "constant", repr(kind(1 - value if value in (0, 1) else 2 * value))
             if value == 1:
                 yield "constant", repr(kind(2))
         case ast.BinOp(left, operator, right):
@@ -227,7 +215,9 @@ def _replacements(node: ast.expr) -> Iterator[tuple[str, str]]:
 def _call_replacements(call: ast.Call) -> Iterator[tuple[str, str]]:
     text = ast.unparse
     function, args, keywords = call.func, call.args, call.keywords
-    name = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    name = (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
     if name in NAMES:
         if isinstance(function, ast.Attribute):
             other: ast.expr = ast.Attribute(function.value, NAMES[name], ast.Load())

@@ -48,7 +48,13 @@ NOT_MATHEMATICS = {"methods/__init__.py", "methods/fields.py", "parts/__init__.p
 # The part of `make test` that may kill: what calls methods and is quick in ordinary PyTorch.
 TESTS = (
     *("methods/test_*.py", "parts/test_*.py", "testing/test_laws.py", "experiment/take_home/test_onboard.py"),
-    *("core/test_method.py", "core/test_training.py", "core/test_tree.py", "data/test_weights.py", "engine/test_peers.py"),
+    *(
+        "core/test_method.py",
+        "core/test_training.py",
+        "core/test_tree.py",
+        "data/test_weights.py",
+        "engine/test_peers.py",
+    ),
     *("experiment/take_home/test_load.py", "experiment/take_home/test_card.py"),
 )
 # Files whose tests are in a test file of another name.
@@ -61,7 +67,18 @@ LONGEST = 9.0  # longer tests are left out
 ENOUGH = 25.0  # of tests that a mutant has to survive, beyond those of its own test file
 GRACE = 60.0  # that a mutant may take beyond three times what its tests take without it
 HUNG = 1200.0  # by the clock: it waits for ever
-HEAVY = ("torch", "torch.func", "numpy", "pytest", "hypothesis", "xdist", "scipy.stats", "sklearn", "pydantic", "networkx")
+HEAVY = (
+    "torch",
+    "torch.func",
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "xdist",
+    "scipy.stats",
+    "sklearn",
+    "pydantic",
+    "networkx",
+)
 HEAVY += ("rich.console", "rich.markdown", "rich.table", "tomli_w", "safetensors.torch", "typer", "plotly")
 REASONS = Path(__file__).with_name("mutation.toml")
 JOURNAL = ROOT / "docs" / "mutation.jsonl"
@@ -375,12 +392,12 @@ def page(lines: Mapping[str, Mapping[str, Any]], chosen: Sequence[Mutant], sizes
     slow = sum(lines[name]["outcome"] == "time" for name in verdicts)
     text = [
         "# Mutation testing\n",
-        "Written by [`benchmarks/mutation.py`](../benchmarks/mutation.py); do not edit. A mutant is the source with one",
-        "small mistake: another sign, constant, comparison or order of arguments, a term, a call, a keyword or an",
+        "Written by [`benchmarks/mutation.py`](../benchmarks/mutation.py); do not edit. A mutant is the source with",
+        "one small mistake: another sign, constant, comparison or order of arguments, a term, a call, a keyword or an",
         "element left out, a condition turned round. It is killed if a test of `make test` fails, run in ordinary",
         "PyTorch. Only tests that call the changed function and take less than",
         f"{LONGEST:.0f} seconds are tried. What is mutated: everything that functions compute in `methods/`, `parts/`,",
-        "`core/training.py` and `core/optimizers.py`, and constants in capitals; not the defaults of hyper-parameters.\n",
+        "`core/training.py` and `core/optimizers.py`, and constants in capitals; not hyper-parameters' defaults.\n",
         f"Of {sums[1]} mutants, {sums[4]} are equivalent: no test could tell them from the program. Of the other",
         f"{sums[1] - sums[4]}, **{_share(sums)} are killed** ({imports} of them when they are imported, {slow} because",
         f"they take too long), and {sums[3]} survive.\n",
@@ -445,6 +462,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [relevant(mutant, tests) for mutant in todo]
         limits = [GRACE + 3 * sum(tests[name].seconds for some in each for name in some) for each in names]
         print(f"{len(todo)} of {len(chosen)} mutants to run", flush=True)
+        for mutant in todo:  # one that is no Python would die without having been tested
+            compile(mutant.apply((PACKAGE / mutant.file).read_bytes()), mutant.name, "exec", dont_inherit=True)
         works = [trying(mutant, each) for mutant, each in zip(todo, names, strict=True)]
         for done, (number, found) in enumerate(in_forks(works, given.jobs, limits), 1):
             mutant = todo[number]

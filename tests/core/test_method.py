@@ -1,4 +1,4 @@
-"""What the interface promises of every method: the loss that is told, rounds that are counted, claims that are checked."""
+"""What the interface promises of every method: the loss told, rounds counted, claims checked."""
 
 import dataclasses
 import math
