@@ -290,3 +290,28 @@ def test_defaults_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert defaults.main(asked) == 0
     assert capsys.readouterr() == (first.out, "")
     assert not (tmp_path / "page.md").exists()
+
+
+def test_mutants_are_single_changes_with_names_that_do_not_depend_on_layout() -> None:
+    from mutants import mutants
+
+    source = b'LIMIT = 3\n\n\ndef f(a, b: int = 1):\n    """1 + 1."""\n    return max(a, b) + a  # as it is\n'
+    found = {mutant.change: mutant for mutant in mutants("parts/f.py", source)}
+    assert found["max(a, b) + a -> max(a, b) - a"].apply(source).endswith(b"return (max(a, b) - a)  # as it is\n")
+    assert found["max(a, b) -> min(a, b)"].function == "f"
+    assert found["3 -> 6"].apply(source).startswith(b"LIMIT = 6\n")
+    assert "1 -> 0" in found
+    assert not any("1 + 1" in change for change in found)  # words are not mutated
+    again = mutants("parts/f.py", source.replace(b"max(a, b)", b"max(a,\n        b)"))
+    assert {mutant.name for mutant in again} == {mutant.name for mutant in found.values()}
+
+
+def test_every_reason_names_a_mutant_and_says_why() -> None:
+    mutation = load("mutation")
+    reasons = mutation.read_reasons()
+    files = {entry["file"] for entry in reasons.values()}
+    found = {each.name for file in files for each in mutation.mutants(file, (mutation.PACKAGE / file).read_bytes())}
+    for name, entry in reasons.items():
+        assert name in found, f"{name} is no longer there: drop it"
+        assert entry["verdict"] in ("equivalent", "survivor")
+        assert entry["reason"].endswith(".")

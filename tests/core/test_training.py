@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.optimizers import SGD, Adam, AdamW, Optimizer
+from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, mean_loss, quadratic_penalty, train
 
@@ -45,6 +45,7 @@ def network() -> nn.Sequential:
         (Adam, torch.optim.Adam, {"lr": 0.02}),
         (Adam, torch.optim.Adam, {"lr": 0.02, "weight_decay": 0.1}),
         (Adam, torch.optim.Adam, {"lr": 0.02, "beta1": 0.5, "beta2": 0.9, "eps": 1e-3}),
+        (Adam, torch.optim.Adam, {"lr": 0.02, "beta1": 0.0, "beta2": 0.9, "eps": 1e-3}),
         (AdamW, torch.optim.AdamW, {"lr": 0.02}),
         (AdamW, torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.5}),
     ],
@@ -173,3 +174,8 @@ def test_the_envelope_step_moves_w_by_one_plain_step(lr: float) -> None:
         assert eta == 1 / lam  # w becomes theta and does not overshoot
     assert eta <= 1 / lam + 1e-12
     assert envelope_step(Adam(lr), lam, steps) == 1 / (steps * lam)
+
+
+def test_an_optimiser_is_found_by_its_name_in_pytorch() -> None:
+    for name, theirs in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        assert OPTIMIZERS[name].__name__ == theirs.__name__

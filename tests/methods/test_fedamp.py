@@ -152,6 +152,11 @@ def test_automatic_sigma_is_the_median_squared_distance_over_the_contrast():
     assert not torch.allclose(after(FedAMP(contrast=1.0), w).xi, after(given, w).xi)
 
 
+def test_the_largest_step_size_that_is_allowed_is_not_lowered():
+    """m = 3 and sigma = 2: alpha = 2 / 2 leaves equal models a self-weight of 0. A warning would be an error here."""
+    assert not bool(after(FedAMP(sigma=2.0, alpha=1.0, lam=1.0), models(size=3)).warned)
+
+
 @pytest.mark.parametrize(("alpha", "lam"), [(0.4, 1.0), ("theorem", 0.4 * math.sqrt(20))])
 def test_step_size_is_kept_below_the_guard_with_one_warning(alpha, lam):
     """m = 6 and sigma = 1: alpha = 0.4 is above 1 / 5; equal models would have the self-weight 1 - 0.4 * 5 = -1."""

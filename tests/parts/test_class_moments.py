@@ -228,3 +228,10 @@ def test_distance_is_the_mean_over_examples_and_features():
 def test_regression_has_no_classes():
     with pytest.raises(ValueError, match="classification"):
         class_moments.dimensions(Task(nn.Linear(2, 1), "regression"))
+
+
+def test_a_variance_is_compared_with_the_largest_of_its_own_class():
+    """0.5 > 0.1 * 1 is kept in the second class, although the first one has a variance of 400."""
+    variance = torch.tensor([[[400.0, 1.0], [1.0, 0.5]]])  # [clients, classes, dim]
+    found = class_moments.inverse_variances(variance, torch.zeros_like(variance), 0.1)
+    torch.testing.assert_close(found, torch.tensor([[[1 / 400, 0.0], [1.0, 2.0]]]))
