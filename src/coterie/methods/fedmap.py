@@ -227,7 +227,7 @@ def prior_variance(optimizer: Optimizer, pull: float, size: int, batches: Batche
     if lr is None:
         raise CoterieError(f"FedMAP's sigma2 auto needs an optimiser with a step size `lr`, and {optimizer} has none")
     eta = lr / (1 - optimizer.momentum) if isinstance(optimizer, SGD) else lr * math.sqrt(size)
-    steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum()
+    steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum().clamp_min(1)
     return steps * float(eta / pull)
 
 
