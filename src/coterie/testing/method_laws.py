@@ -191,7 +191,12 @@ def one_client_gets_its_own_solution(method: AnyMethod) -> None:
 
 
 def _models(value: Tree, like: Params, rows: bool = False) -> Iterator[Params]:
-    """Every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows."""
+    """Every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows.
+
+    A message without what is never sent (`Task.sent`) is a model too, with the rest from `like`.
+    """
+    if not rows and isinstance(value, dict) and value.keys() == task().sent(like).keys():
+        value = {**like, **value}
     if isinstance(value, dict) and value.keys() == like.keys():
         if all(value[name].shape == like[name].shape for name in like):
             yield value

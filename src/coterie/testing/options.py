@@ -53,7 +53,8 @@ def settings(method: AnyMethod, numbers: bool) -> Iterator[tuple[str, AnyMethod]
     """Settings that a user may well choose: the contexts, every other choice of every option, and other numbers.
 
     Unlike `variants`, this goes to no extremes. A number is halved, or doubled where its half is not allowed; a whole
-    number becomes one more. The optimiser is left as it is.
+    number becomes one more. An option that is a word by default (`auto`) becomes no number, since nothing says which
+    one would do. The optimiser is left as it is.
 
     Args:
         method: the method.
@@ -89,8 +90,9 @@ def _nearby(hyper: Hyper, value: Any) -> list[Any]:
     """Another number that is allowed and not far away; [] if there is none."""
     if isinstance(value, int):
         return _first_allowed(hyper, [value + 1, value - 1])
-    number = value if isinstance(value, float) else 1.0
-    return _first_allowed(hyper, [number / 2, 2 * number] if number else [0.1])
+    if not isinstance(value, float):
+        return []
+    return _first_allowed(hyper, [value / 2, 2 * value] if value else [0.1])
 
 
 def _first_allowed(hyper: Hyper, tries: list[Any]) -> list[Any]:
