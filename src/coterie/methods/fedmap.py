@@ -32,7 +32,8 @@ Choices, all of them options:
   needs a slope everywhere. Theorem 1 needs convexity too, which Student's t does not have; its sigma^2 is scale^2. With
   `sigma2` auto, the shapes of the last three are in units of the clients' typical squared distance u from gamma, as the
   server saw it in the last round (1 at first, where all are Gaussian): R_k = (u / sigma_k^2) R(t / u). M then changes
-  with u from round to round, so Theorem 1 holds for one round at a time. `priors.py` says why, and what `c` and `epsilon` are if they are auto.
+  with u from round to round, so Theorem 1 holds for one round at a time. `priors.py` says why, and
+  what `c` and `epsilon` are if they are auto.
 - `prior_lr`: lambda is a number, as in eq. 3, or `natural` (default), a step size for each parameter, which is eq. 9
   and what corresponds to it for the other priors (`Prior.natural_step_sizes`). An aggregation takes `prior_steps` such
   steps; eq. 3 takes one.
