@@ -54,7 +54,7 @@ def test_compare_tells_everything_wrong_at_once():
         "there is no flag --method (did you mean '--methods'?)",
         "there is no flag --foo",
         "there is no method 'fedavgg' (did you mean 'fedavg'?)",
-        "sigma2 = '-3': method fedmap needs a number > 0",
+        "sigma2 = '-3': method fedmap needs auto | a number > 0",
     ):
         assert f"- {problem}" in result.stderr, problem
     result = cli("compare", "--methods", "local,fedavg", "--sigma2", "3")

@@ -111,7 +111,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
         ),
         (["--optimizer", "sdg"], "there is no optimizer 'sdg' (did you mean 'sgd'?)"),
         (["--momentum", "0.9"], "optimizer adam has no 'momentum'"),
-        (["--sigma2", "-1"], "sigma2 = '-1': method fedmap needs a number > 0"),
+        (["--sigma2", "-1"], "sigma2 = '-1': method fedmap needs auto | a number > 0"),
     ],
 )
 def test_one_problem_is_one_line(words, problem):

@@ -368,7 +368,7 @@ def test_everything_wrong_is_told_at_once():
     with pytest.raises(ConfigError) as caught:
         resolve({"method": "fedmap", "hyper": {"sigma2": -1, "weighting": "best", "mu": 3}})
     told = "\n".join(caught.value.problems)
-    for part in ("sigma2 = -1: method fedmap needs a number > 0", "omega | samples | uniform", "has no 'mu'"):
+    for part in ("sigma2 = -1: method fedmap needs auto | a number > 0", "omega | samples | uniform", "has no 'mu'"):
         assert part in told, part
 
 

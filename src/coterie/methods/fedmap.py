@@ -22,17 +22,18 @@ Choices, all of them options:
       sigma_k^2 = eta K_k / pull                                                (`prior_variance`)
 
   with its own number of steps K_k. SGD has eta = lr / (1 - momentum). Adam moves every weight by about lr whatever the
-  gradient is, that is eta = lr sqrt(d) for d weights and a gradient of norm 1, about what networks have. With epochs of
+  gradient is, that is eta = lr sqrt(d) for d weights and a gradient of norm 1, which is assumed. With epochs of
   minibatches K_k grows with N_k: minimising (sigma_k^2 / v) L_k + R with one variance v for all is eq. 2, whose L is a
-  sum over N_k examples, and Theorem 1 holds with it. On the paper's own federations sigma_k^2 is about 11.
+  sum over N_k examples, and Theorem 1 holds with it. In the paper's label-skew setting it is about 11.
 - `prior`: `gaussian` (default) is eq. 6. `gaussian-learned` has gamma = (mu, s) and a separate variance s + c for each
   parameter (eqs. 18, 21 and Lemma 1). It is sigma^2 until the first aggregation, and from then on what the clients'
   distances make of it; s is kept above -c. As in the paper, its normalising constant is left out, so that only epsilon
   bounds s. `laplace` and `student-t` are future work of the paper. Laplace's tip is rounded (tau), since Theorem 1
   needs a slope everywhere. Theorem 1 needs convexity too, which Student's t does not have; its sigma^2 is scale^2. With
   `sigma2` auto, the shapes of the last three are in units of the clients' typical squared distance u from gamma, as the
-  server saw it in the last round (1 at first, where all are Gaussian): R_k = (u / sigma_k^2) R(t / u). `priors.py` says
-  why, and what `c` and `epsilon` are if they are auto.
+  server saw it in the last round (1 at first, where all are Gaussian): R_k = (u / sigma_k^2) R(t / u). M then changes
+  with u from round to round, so Theorem 1 holds for one round at a time. `priors.py` says why, and
+  what `c` and `epsilon` are if they are auto.
 - `prior_lr`: lambda is a number, as in eq. 3, or `natural` (default), a step size for each parameter, which is eq. 9
   and what corresponds to it for the other priors (`Prior.natural_step_sizes`). An aggregation takes `prior_steps` such
   steps; eq. 3 takes one.

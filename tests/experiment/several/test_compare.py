@@ -239,7 +239,7 @@ def test_all_errors_at_once():
         "none has a setting 'nonsense'",
         "there is no method 'fedavgg' (did you mean 'fedavg'?)",
         "rounds = 0",
-        "sigma2 = -1: method fedmap needs a number > 0",
+        "sigma2 = -1: method fedmap needs auto | a number > 0",
     ):
         assert words in told, words
     assert told.count("rounds = 0") == 1
