@@ -80,7 +80,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
     for problem in (
         "data = 5: give its name, as text",
         "there is no flag --roundz (did you mean '--rounds'?)",
-        "--mu is a flag of fedprox, not of fedmap",
+        "--mu is a flag of fedprox, fedprox-ft, moon, not of fedmap",
         "--likelihood needs a value",
         "rounds = 0: input should be greater than or equal to 1",
         "engine = 'fast': input should be 'auto', 'loop' or 'stacked'",
@@ -99,7 +99,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
     ("words", "problem"),
     [
         (["missing.toml"], "there is no file 'missing.toml'"),
-        (["--method", "fedmpa", "--sigma2", "3"], "there is no method 'fedmpa' (did you mean 'fedmap'?)"),
+        (["--method", "fedmapp", "--sigma2", "3"], "there is no method 'fedmapp' (did you mean 'fedmap'?)"),
         (["--method", "nowhere:Method"], "method 'nowhere:Method' cannot be imported"),
         (["--model", "nope"], "there is no model 'nope'"),
         (["--data", "digit"], "there is no data set 'digit' (did you mean 'digits'?)"),

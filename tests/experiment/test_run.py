@@ -345,7 +345,7 @@ def test_regression():
 
 def test_everything_wrong_is_told_at_once():
     wrong = {
-        "method": ("fedmpa", "'fedmpa' (did you mean 'fedmap'?)"),
+        "method": ("fedmapp", "'fedmapp' (did you mean 'fedmap'?)"),
         "data": ("nope", "no data set 'nope'"),
         "rounds": (0, "rounds = 0"),
         "batchsize": (3, "'batchsize' (did you mean 'batch_size'?)"),

@@ -13,7 +13,7 @@ from .quadratic import LOOP, STACKED
 
 
 def test_without_splits_it_is_fedavg():
-    ours, theirs = testing.simulate(ClusteredFL(SGD(0.1), split=False)), testing.simulate(FedAvg(SGD(0.1)))
+    ours, theirs = testing.simulate(ClusteredFL(SGD(0.1), splitting=False)), testing.simulate(FedAvg(SGD(0.1)))
     for name, value in theirs.state.server.items():
         torch.testing.assert_close(ours.state.server.w[name][1], value, rtol=1e-5, atol=1e-6)
 
@@ -39,7 +39,7 @@ def test_a_stalled_cluster_is_split_by_direction_and_then_its_halves_go_their_ow
     ("options", "split"),
     [
         ({}, True),
-        ({"split": False}, False),
+        ({"splitting": False}, False),
         ({"first_split": 2}, False),
         ({"eps1": 0.7}, True),
         ({"eps1": 0.6}, False),

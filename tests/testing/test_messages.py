@@ -13,6 +13,8 @@ from coterie.testing.messages import BEGIN, END, describe, messages, model, tabl
 FROZEN = {"0.weight", "0.bias"}
 COUNT = "2.num_batches_tracked"
 SENDS_BUFFERS = {"fedavg", "fedavg-ft", "fedprox", "fedmap", "ditto", "per-fedavg", "scaffold", "pfedme", "pfedbred"}
+SENDS_BUFFERS |= {"fedprox-ft", "moon", "fedpa-ft", "fedrod", "fedpac", "ifca", "clustered-fl", "fedem", "pfedbayes"}
+SENDS_BUFFERS |= {"apfl", "fedala"}
 # FedeRiCo's steps and its own model hold everything: what goes to others is another matter than what goes to a server.
 CHECKED = [name for name in METHODS if name != "federico"]
 
@@ -29,7 +31,7 @@ def test_nobody_sends_frozen_weights_or_counts_of_minibatches(method):
     initial = model().init()
     for leaf in tree.leaves(up):
         assert not any(leaf.shape == initial[name].shape and torch.equal(leaf, initial[name]) for name in FROZEN)
-    assert ("2.running_mean" in names(up)) == (method in SENDS_BUFFERS | {"fedper", "fedrep", "pfedvmp"})
+    assert ("2.running_mean" in names(up)) == (method in SENDS_BUFFERS | {"fedper", "fedrep", "fedbabu", "pfedvmp"})
 
 
 @pytest.mark.parametrize("method", CHECKED)

@@ -37,6 +37,13 @@ class Optimizer(ABC):
             The new parameters and the new state.
         """
 
+    def steady_step(self) -> float | None:
+        """Return how far a step goes for each unit of a gradient that stays the same.
+
+        None, the default, means that steps are not proportional to the gradient.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
@@ -55,6 +62,9 @@ class SGD(Optimizer):
         if self.momentum:
             state = grads = tree.map(lambda g, v: self.momentum * v + g, grads, state)
         return tree.map(lambda p, g: p - self.lr * g, params, grads), state
+
+    def steady_step(self) -> float:
+        return self.lr / (1 - self.momentum)
 
 
 @dataclass(frozen=True)

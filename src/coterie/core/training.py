@@ -18,7 +18,7 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.optimizers import Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
@@ -165,7 +165,7 @@ def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float:
         lam: the strength of the pull to w.
         steps: K.
     """
-    if not isinstance(optimizer, SGD):
+    if optimizer.steady_step() is None:
         return 1 / (steps * lam)
     left = max(0.0, 1 - optimizer.lr * lam)  # of the distance to w, after a step
     return min(optimizer.lr / (1 - left**steps), 1 / lam)

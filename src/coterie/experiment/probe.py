@@ -154,9 +154,13 @@ class Watch(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, task: Task, *, alone: bool) -> None:
-        self.inner, self.alone = inner, alone
+        self.inner, self.alone, self.plain = inner, alone, task
         self.task = _WatchedTask(task)
+        self.lr = inner.lr
         self.paths: list[Path] = []
+
+    def steady_step(self) -> float | None:
+        return self.inner.steady_step()
 
     def init(self, params: Params) -> Tree:
         self.paths.append(Path(params))
@@ -165,7 +169,7 @@ class Watch(Optimizer):
     def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
         seen, batch = self.task.seen[-1]
         rest = {name: value for name, value in seen.items() if name not in params}
-        data = grad(lambda own: Task.loss(self.task, {**rest, **own}, batch)[0])(params)
+        data = grad(lambda own: self.plain.loss({**rest, **own}, batch)[0])(params)
         new, state = self.inner.update(data if self.alone else grads, state, params)
         path = self.paths[-1]
         path.data, path.end = tree.add(path.data, data), new
@@ -180,9 +184,9 @@ class _WatchedTask(Task):
         self.__dict__.update(task.__dict__)
         self.seen: list[Seen] = []
 
-    def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+    def _train_pass(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         self.seen[:] = [(params, batch)]
-        return super().loss(params, batch)
+        return super()._train_pass(params, batch)
 
     def __eq__(self, other: object) -> bool:
         return self is other

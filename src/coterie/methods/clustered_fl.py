@@ -13,7 +13,7 @@ split in two, so that the largest cosine between updates of different halves is 
     c1, c2 = argmin over bipartitions of max_{i in c1, j in c2} cos(Delta_i, Delta_j)     (`_halves`; Algorithm 1)
 
 The minimum is found exactly: it leaves out the weakest edge of the maximum spanning tree, which is what single linkage
-does when two clusters are left. `split` = false never splits: FedAvg (tested).
+does when two clusters are left. `splitting` = false never splits: FedAvg (tested).
 
 eps1 and eps2 depend on the model and on the step size. With eps1 = `auto` (default), the mean update must be shorter
 than `ratio` times the longest of its members'; 0.25 is the ratio of the values that the authors used (0.4 and 1.6).
@@ -59,7 +59,7 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
     learns_from: ClassVar[str] = "the clients of its cluster, those whose updates point its way"
 
     optimizer: Optimizer = SGD()
-    split: Annotated[bool, Field(description="whether clusters are split at all")] = True
+    splitting: Annotated[bool, Field(description="whether clusters are split at all")] = True
     eps1: Annotated[Literal["auto"] | Positive, Field(description="a mean update below this has stalled")] = "auto"
     eps2: Annotated[float, Field(ge=0, description="a member's update must be above this for a split")] = 0.0
     ratio: Annotated[float, Field(gt=0, lt=1, description="eps1 auto: over the members' longest update")] = 0.25
@@ -67,7 +67,7 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"first_split": 1, "ratio": 0.9, "eps2": 0.06},  # the laws' updates are 0.11 long at most
-        {"first_split": 1, "eps1": 1e-6},
+        {"first_split": 1, "ratio": 0.9, "eps1": 1e-6},
     )
 
     def init_server(self, params: Params, population: Population) -> Server:
@@ -99,7 +99,7 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
             after = {**before, **tree.mean(own.buffers, own.count)}
             after |= tree.add({key: before[key] for key in mean}, mean)
             w = client_rows.put(w, members, tree.broadcast(after, len(members)))
-            ready = self.split and int(server.round) + 1 >= self.first_split and len(heard) == len(members)
+            ready = self.splitting and int(server.round) + 1 >= self.first_split and len(heard) == len(members)
             if ready and len(heard) > 1 and self._stalled(own.trained, mean):
                 second = ids[heard[_halves(own.trained)]]
                 cluster = cluster.index_fill(0, second, int(second.min()))

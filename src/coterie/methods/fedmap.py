@@ -63,7 +63,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.errors import CoterieError, CoterieWarning
 from coterie.core.method import Info, Method, Population
-from coterie.core.optimizers import SGD, Adam, Optimizer
+from coterie.core.optimizers import Adam, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
@@ -227,7 +227,8 @@ def prior_variance(optimizer: Optimizer, pull: float, size: int, batches: Batche
     lr = getattr(optimizer, "lr", None)
     if lr is None:
         raise CoterieError(f"FedMAP's sigma2 auto needs an optimiser with a step size `lr`, and {optimizer} has none")
-    eta = lr / (1 - optimizer.momentum) if isinstance(optimizer, SGD) else lr * math.sqrt(size)
+    steady = optimizer.steady_step()
+    eta = lr * math.sqrt(size) if steady is None else steady
     steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum().clamp_min(1)
     return steps * float(eta / pull)
 

@@ -202,5 +202,5 @@ class PFedBreD(Method[Params, Client, Params, TrainedAndBuffers]):
     def _loss_step(self) -> float:
         """eta_alpha."""
         if self.eta_alpha == "auto":
-            return self.optimizer.lr if isinstance(self.optimizer, SGD) else PAPER_ETA_ALPHA
+            return PAPER_ETA_ALPHA if self.optimizer.steady_step() is None else self.optimizer.lr
         return self.eta_alpha

@@ -102,6 +102,7 @@ def learn(method: AnyMethod) -> Learned:
     """
     if hasattr(method, "optimizer"):
         method = changed(method, optimizer=LEARNING_OPTIMIZER)
+    method = method.scheduled(LEARNING_ROUNDS)
     engine = Engine("stacked", chunk=CLIENTS)
     sim = Simulation.start(method, easy_task(), easy_federation(), LEARNING_PLAN, CLIENTS, seed=0)
     found: list[float] = []
