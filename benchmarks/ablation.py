@@ -2,18 +2,21 @@
 
     python benchmarks/ablation.py [--case NAME ...] [--piece NAME ...] [--json FILE] [--quick]
 
+It takes about ten minutes on two quiet cores.
+
 A measured run is a process of its own, timed by its parent from its start to its end: imports, data, choosing and
 compiling, rounds, and what follows the last round. (`coterie run` also writes a report, which takes the same time
 whatever piece is missing, and is left out.) Every piece has a switch here (`WITHOUT`), which takes it out of the
-process before the run. Each piece begins with an empty cache of compiled code (cold), and is run again with what the
-first run left there (warm).
+process before the run. A piece that changes what is compiled begins with an empty cache of compiled code (cold), and is
+run again with what the first run left there (warm); the others are run once.
 
 The federation is that of `whole_run.py`: 20 clients with 14,000 examples of Fashion-MNIST, Dirichlet 0.3, minibatches
 of 10, one epoch a round. The engine is fixed to what `auto` chooses for 100 rounds, so that a piece's worth is not
 mixed with a choice. A run with all pieces is made before and after each piece: the ratio is to the mean of both.
 
 The time of a run of n rounds is the end of its n-th round, and what followed the last one. Where a run was shorter,
-rounds like those from the fifth on are added, and the number is marked with *.
+rounds like those from the fifth on are added, and the number is marked with *. With all pieces, softmax regression and
+784-100-10 are run for 1,000 rounds; without one, for as many as fit into the time.
 
 A piece stays if a run of 100 rounds without it takes at least 1.2 times as long, cold or warm, or if such a piece needs
 it.
@@ -52,23 +55,29 @@ class Case:
 
     label: str
     model: str
-    rounds: int
-    pieces: tuple[str, ...]
+    rounds: int  # with all pieces, cold and warm
+    pieces: dict[str, int]  # {piece: rounds without it, and of a run with all pieces after it}
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-SMALL = ("compile", "replay", "processor", "threads")
 CASES = {
-    "softmax": Case("softmax regression", "linear", 100, SMALL),
-    "dnn": Case("784-100-10", "dnn", 60, SMALL),
-    "cnn": Case("pFedVMP CNN", "cnn", 8, ("compile", "replay", "winograd", "convolution"), {"engine": "loop"}),
-    "plain": Case("784-100-10, not compiled", "dnn", 20, ("packing",), {"compile": False}),
+    "softmax": Case(
+        "softmax regression",
+        "linear",
+        1_000,
+        {"compile": 100, "replay": 1_000, "rewriting": 1_000, "processor": 100, "threads": 1_000},
+    ),
+    "dnn": Case("784-100-10", "dnn", 1_000, {"compile": 40, "replay": 200, "rewriting": 200, "threads": 200}),
+    "cnn": Case("pFedVMP CNN", "cnn", 8, {"compile": 6, "winograd": 8, "convolution": 8}, {"engine": "loop"}),
+    "plain": Case("784-100-10, not compiled", "dnn", 20, {"packing": 20}, {"compile": False}),
 }
+ONCE = ("compile", "threads", "packing")  # nothing else is compiled without them
 SETTINGS: dict[str, dict[str, Any]] = {"compile": {"compile": False}, "threads": {"workers": 1}}
 ABOUT = {
     "compile": "steps compiled by TorchInductor; without: PyTorch's own operations, two processes",
     "replay": "compiled steps repeated by C++ (replay, recording); without: called from Python",
     "processor": "what the processor can do is asked of PyTorch; without: TorchInductor compiles six small programs",
+    "rewriting": "descent as one product, reciprocals (rewriting); without: as traced",
     "threads": "two threads; without: one",
     "winograd": "5 x 5 convolutions by Winograd's method (winograd, layout, custom_ops); without: PyTorch's",
     "convolution": "first layers by im2col, others with channels last; without: as they are",
@@ -83,6 +92,12 @@ def _no_replay() -> None:
         raise RuntimeError("left out")
 
     patch.object(compiled, "record", refuse).start()
+
+
+def _no_rewriting() -> None:
+    from coterie.compute import compiled
+
+    patch.object(compiled, "rewrite", lambda graph: graph).start()
 
 
 def _no_processor() -> None:
@@ -114,6 +129,7 @@ def _no_packing() -> None:
 
 WITHOUT: dict[str, Callable[[], None]] = {
     "replay": _no_replay,
+    "rewriting": _no_rewriting,
     "processor": _no_processor,
     "winograd": _no_winograd,
     "convolution": _no_convolution,
@@ -211,17 +227,19 @@ def ratios(without: Run, before: Run, after: Run) -> list[float]:
 
 def compare(name: str, wanted: Sequence[str], quick: bool) -> list[dict[str, Any]]:
     case = CASES[name]
-    rounds = 2 if quick else case.rounds
     found = []
     with tempfile.TemporaryDirectory(prefix="coterie-ablation-caches-") as folder:
         caches = Path(folder)
-        bases = [measure(case, None, caches / "base", rounds) for _ in range(2)]  # cold, warm
-        cold, warm = bases
+        cold, warm = (measure(case, None, caches / "base", 2 if quick else case.rounds) for _ in range(2))
         for piece in (each for each in case.pieces if each in wanted):
-            runs = [measure(case, piece, caches / piece, rounds) for _ in range(2)]
+            rounds = 2 if quick else case.pieces[piece]
+            cache = caches / ("base" if piece in ONCE else piece)
+            runs = [measure(case, piece, cache, rounds) for _ in range(1 if piece in ONCE else 2)]
             again = measure(case, None, caches / "base", rounds)
-            row = {"case": name, "piece": piece, "rounds": rounds}
-            row |= {"cold": ratios(runs[0], cold, cold), "warm": ratios(runs[1], warm, again)}
+            row: dict[str, Any] = {"case": name, "piece": piece, "rounds": rounds}
+            # Without compiling there is no cache: the one run is compared with both.
+            row["cold"] = [] if piece in ("threads", "packing") else ratios(runs[0], cold, cold)
+            row["warm"] = ratios(runs[-1], warm, again)
             print(f"{case.label} without {piece}: {json.dumps(row)}", flush=True)
             found.append(row)
             warm = again
@@ -247,9 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [
             *(row["piece"], CASES[row["case"]].label),
             *(
-                marked(r, n, row["rounds"])
+                marked(row[kind][place], length, row["rounds"]) if row[kind] else ""
                 for kind in ("cold", "warm")
-                for r, n in zip(row[kind], LENGTHS, strict=False)
+                for place, length in enumerate(LENGTHS)
             ),
             f"{row['warm'][-1]:.2f}",
         ]
@@ -257,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     best: dict[str, float] = {}
     for row in rows:
-        best[row["piece"]] = max(best.get(row["piece"], 0.0), row["cold"][1], row["warm"][1])
+        best[row["piece"]] = max(best.get(row["piece"], 0.0), *(row[kind][1] for kind in ("cold", "warm") if row[kind]))
     targets = [target(f"{piece}: 100 rounds without it", ratio, BAR) for piece, ratio in best.items()]
     bars = [bar(piece, ratio, BAR) for piece, ratio in best.items()]
     return tell(

@@ -286,3 +286,14 @@ def test_rows_are_taken_and_written(dtype, shape):
     expected[ids] = new
     tree.write_rows(leaf, ids, new)
     assert torch.equal(leaf, expected)
+
+
+def test_the_mean_of_long_rows_is_summed_a_few_at_a_time(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.rand(11, generator=draw)
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        rows = (100 * torch.randn(11, 3, 7, generator=draw)).to(dtype)
+        expected = tree.mean(rows, weights)
+        monkeypatch.setattr(tree, "LONG_ROW", 1)
+        torch.testing.assert_close(tree.mean(rows, weights), expected)
+        monkeypatch.undo()

@@ -35,7 +35,7 @@ def rewrite(graph: GraphModule) -> GraphModule:
     return graph
 
 
-def _descend(graph: Graph, node: Node) -> None:
+def _descend(graph: Graph, node: Any) -> None:
     """Replace W - lr (A B + R) by a product that begins at W - lr R, if `node` is that."""
     weight, scaled = node.args
     value = node.meta["val"]
@@ -57,7 +57,7 @@ def _descend(graph: Graph, node: Node) -> None:
         node.replace_all_uses_with(graph.call_function(aten.addmm.default, (weight, first, product.args[1])))
 
 
-def _product(node: Any) -> Node | None:
+def _product(node: Any) -> Any:
     """The matrix product that `node` is, as it is or turned twice, and that nothing else uses."""
     turned = False
     while _is_own(node, aten.t.default):
@@ -66,9 +66,8 @@ def _product(node: Any) -> Node | None:
 
 
 def _is_own(node: Any, target: Any) -> bool:
-    return isinstance(node, Node) and node.target is target and len(node.users) == 1
+    return isinstance(node, Node) and node.target == target and len(node.users) == 1
 
 
 def _alike(one: Node, other: Node) -> bool:
-    a, b = one.meta["val"], other.meta["val"]
-    return a.shape == b.shape and a.dtype == b.dtype
+    return all(getattr(one.meta["val"], key) == getattr(other.meta["val"], key) for key in ("shape", "dtype"))
