@@ -165,7 +165,7 @@ def test_bytes_are_those_of_the_body_the_size_and_the_classes_at_hand():
     """Float32: the body, S_n, three Z_kn, and a mean of 8 features of each class that the client has."""
     sim, data = simulate(PFedVMP(precision="none"), rounds=1), testing.federation()
     held = sum(len(set(data.y[torch.from_numpy(data.split(n).train)].tolist())) for n in range(4))
-    body = tree.nbytes(sim.state.server.body)
+    body = tree.nbytes(sim.task.sent(sim.state.server.body))
     assert sim.train(2, LOOP).bytes_up == 4 * (body + 4 + 3 * 4) + held * 8 * 4
 
 
