@@ -29,7 +29,10 @@ from coterie.cli import (
 from coterie.cli.flags import ALLOW_UNKNOWN_FLAGS, USAGE
 from coterie.cli.memory import keep_freed_memory
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+# A traceback with local variables would write a site's data to the log.
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False
+)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.plan)
 app.command()(resume.resume)

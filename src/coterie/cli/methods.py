@@ -38,7 +38,7 @@ def _list(console: Console) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     for name, cls in METHODS.items():
-        table.add_row(name, (about(cls).splitlines() or [""])[0])
+        table.add_row(name, " ".join(about(cls).split("\n\n")[0].split()))
     console.print(table)
     console.print("'coterie methods NAME' shows the equations and flags of a method.", style="dim")
 

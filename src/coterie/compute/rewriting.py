@@ -52,9 +52,14 @@ def _descend(graph: Graph, node: Any) -> None:
         return
     with graph.inserting_before(node):
         if rest is not None:
-            weight = graph.call_function(aten.sub.Tensor, (weight, graph.call_function(aten.mul.Tensor, (rest, rate))))
+            scaled_rest = graph.call_function(aten.mul.Tensor, (rest, rate))
+            scaled_rest.meta = dict(node.meta)
+            weight = graph.call_function(aten.sub.Tensor, (weight, scaled_rest))
+            weight.meta = dict(node.meta)
         first = graph.call_function(aten.mul.Tensor, (product.args[0], -rate))
-        node.replace_all_uses_with(graph.call_function(aten.addmm.default, (weight, first, product.args[1])))
+        made = graph.call_function(aten.addmm.default, (weight, first, product.args[1]))
+        made.meta = dict(node.meta)  # what follows may be a second step of the same weights
+        node.replace_all_uses_with(made)
 
 
 def _product(node: Any) -> Any:

@@ -172,8 +172,12 @@ class _Spelling:
         if isinstance(value, Tensor):
             return self._tensor(value)
         if dataclasses.is_dataclass(value):
-            fields = [[each.name, self.of(getattr(value, each.name))] for each in dataclasses.fields(value)]
-            return ["dataclass", self.of(type(value)), fields]
+            fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+            cached = {
+                key for key in vars(value) if isinstance(getattr(type(value), key, None), functools.cached_property)
+            }
+            more = {key: each for key, each in vars(value).items() if key not in fields.keys() | cached}
+            return ["dataclass", self.of(type(value)), self.of(sorted((fields | more).items()))]
         if isinstance(value, types.ModuleType):
             return ["module", _known(value.__name__)]
         if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, Tensor):
@@ -196,8 +200,12 @@ class _Spelling:
         about = ["function", function.__qualname__, self.of(function.__code__)]
         about += [self.of(cell.cell_contents) for cell in function.__closure__ or ()]
         about += [self.of(function.__defaults__), self.of(sorted((function.__kwdefaults__ or {}).items()))]
-        if _is_known(function.__module__):
-            return [*about, function.__module__]
+        about += [self.of(sorted((name, each) for name, each in vars(function).items() if name != "__wrapped__"))]
+        home = function.__globals__.get("__name__")  # `functools.wraps` changes `__module__`
+        if _is_known(home):
+            return [*about, str(home)]
+        if unknown := _imports_of(function.__code__) or {"globals", "eval", "exec"} & _globals_of(function.__code__):
+            raise NoKey(f"a function that reads {sorted(unknown)[0]} when it is called")
         used = {name for name in _globals_of(function.__code__) if name in function.__globals__}
         return [*about, *([name, self.of(function.__globals__[name])] for name in sorted(used))]
 
@@ -236,6 +244,13 @@ def _known(module: str | None) -> str:
     if not _is_known(module):
         raise NoKey(f"something of the module {module}")
     return str(module)
+
+
+def _imports_of(code: types.CodeType) -> set[str]:
+    """Return the packages of unknown code that a function, or one in it, imports while it runs."""
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {name for name in found if not _is_known(name)}.union(*map(_imports_of, inner))
 
 
 def _globals_of(code: types.CodeType) -> set[str]:

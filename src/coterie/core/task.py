@@ -141,15 +141,16 @@ class Task:
         """The model's outputs, [batch, ...], in evaluation mode.
 
         It is `functional_call`, which takes longer to find where the tensors of a module are than a small model runs.
+        Like it, this is not for two threads at once: give each a copy of the task.
         """
-        x, before = self._decoded(x), [own[key] for own, key, _ in self._places]
+        x = self._decoded(x)
         try:
-            for own, key, name in self._places:
+            for own, key, name, _ in self._places:
                 own[key] = params[name]
             return self._eval(x)  # type: ignore[no-any-return]
         finally:
-            for (own, key, _), value in zip(self._places, before, strict=True):
-                own[key] = value
+            for own, key, _, original in self._places:
+                own[key] = original
 
     def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         return self.output_losses(self.logits(params, x), y)
@@ -270,13 +271,14 @@ def _first_names(module: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(module).items()}
 
 
-def _places(module: nn.Module, first_name: dict[str, str]) -> list[tuple[dict[str, Any], str, str]]:
-    """Where a module has its tensors: the dict and the key there, and the first name of the tensor."""
+def _places(module: nn.Module, first_name: dict[str, str]) -> list[tuple[dict[str, Any], str, str, Any]]:
+    """Where a module has its tensors: the dict and the key there, the first name of the tensor, and the tensor."""
     places = []
     for name, first in first_name.items():
         owner, _, key = name.rpartition(".")
         inside = module.get_submodule(owner)
-        places.append((inside._parameters if key in inside._parameters else inside._buffers, key, first))
+        home: dict[str, Any] = inside._parameters if key in inside._parameters else inside._buffers
+        places.append((home, key, first, home[key]))
     return places
 
 

@@ -91,7 +91,7 @@ class Delivery:
         for name in letters:
             if name not in self.done:
                 self.ledger.sites[name].state = "silent" if name in self.waiting else self.ledger.sites[name].state
-        self.silent.clear()
+        self.silent.difference_update(letters)  # of others, nothing new is known
         self.silent.update(self.waiting)
 
     def _post(self, letters: dict[str, Envelope]) -> None:

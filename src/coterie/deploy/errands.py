@@ -15,14 +15,14 @@ from typing import Any
 
 from coterie.core.tree import Tree
 from coterie.deploy import guard
-from coterie.deploy.intake import check_reply, complaints, letter_sizes
+from coterie.deploy.delivery import Take
+from coterie.deploy.intake import check_reply, complaints, letter_sizes, mail_list
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import Refused
 from coterie.deploy.relay import Letter
 from coterie.deploy.site import request_digest
 from coterie.deploy.wire import Envelope, as_bytes
 
-Take = Callable[[str, Envelope, dict[str, Any]], bool]
 Deliver = Callable[[dict[str, Envelope], Take], None]  # sends messages, and passes the answers on
 
 
@@ -44,7 +44,9 @@ class Errands:
         digests = _digests(letters)
 
         def take(name: str, envelope: Envelope, header: dict[str, Any]) -> bool:
-            check_reply(self.ledger, self.round, header, "asks", digests[name])
+            check_reply(self.ledger, self.round, header, "asks", digests.get(name))
+            if name not in digests:
+                raise Refused("wrong-round", "it was not asked anything")
             guard.open_body(envelope, {})
             asks = header.get("asks")
             if not isinstance(asks, list) or not all(type(each) is str for each in asks) or len({*asks}) < len(asks):
@@ -63,11 +65,10 @@ class Errands:
         digests = _digests(letters)
 
         def take(name: str, envelope: Envelope, header: dict[str, Any]) -> bool:
-            check_reply(self.ledger, self.round, header, "offers", digests[name])
-            try:
-                listed = [(str(to), int(size)) for to, size in header["mail"]]
-            except (TypeError, KeyError, ValueError) as error:
-                raise Refused("bad-header", "the list of offers cannot be read") from error
+            check_reply(self.ledger, self.round, header, "offers", digests.get(name))
+            if name not in digests:
+                raise Refused("wrong-round", "nobody asked it for anything")
+            listed = mail_list(header)
             if sorted(to for to, _ in listed) != sorted(self.askers[name]):
                 raise Refused("wrong-receiver", "offers for sites that did not ask")
             if name in self.caught_up:

@@ -87,15 +87,23 @@ class Intake:
 
     def _letters(self, sender: str, header: dict[str, Any]) -> tuple[list[str], Tree]:
         assert self.forms.near is not None
-        try:
-            listed = [(str(to), int(size)) for to, size in header["mail"]]
-        except (TypeError, KeyError, ValueError) as error:
-            raise Refused("bad-header", "the list of mail cannot be read") from error
+        listed = mail_list(header)
         to, near = sorted(to for to, _ in listed), sorted(self.forms.near[sender])
         some = isinstance(self.forms.up, Addressed) and len(set(to)) == len(to) and set(to) <= set(near)
         if to != near and not some:
             raise Refused("wrong-receiver", "mail for sites that are not neighbours")
         return [to for to, _ in listed], letter_sizes([size for _, size in listed], routes.letter_form(self.forms.up))
+
+
+def mail_list(header: dict[str, Any]) -> list[tuple[str, int]]:
+    """Check and return whom the letters in an envelope are for, and their sizes."""
+    listed = header.get("mail")
+    right = isinstance(listed, list) and all(
+        isinstance(each, list) and len(each) == 2 and type(each[0]) is str and type(each[1]) is int for each in listed
+    )
+    if not right:
+        raise Refused("bad-header", "the list of mail cannot be read")
+    return [(to, size) for to, size in header["mail"]]
 
 
 def letter_sizes(sizes: list[int], form: Tree) -> Tree:
@@ -120,7 +128,8 @@ def check_reply(ledger: Ledger, round: int, header: dict[str, Any], kind: str, r
         raise Refused("replay")
     if header["kind"] == "refused":
         code = header.get("code")
-        raise Refused(code if code in CODES else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
+        known = isinstance(code, str) and code in CODES
+        raise Refused(code if known else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
     if header["kind"] != kind or header.get("request") != request:
         raise Refused("wrong-round", "it does not answer the request of this round")
 
@@ -128,7 +137,8 @@ def check_reply(ledger: Ledger, round: int, header: dict[str, Any], kind: str, r
 def complaints(listed: Any) -> list[list[Any]]:
     """Check and return a site's list of refused mail, [round, sender, code]."""
     right = isinstance(listed, list) and all(
-        isinstance(each, list) and len(each) == 3 and type(each[0]) is int and each[2] in CODES for each in listed
+        isinstance(each, list) and [type(part) for part in each] == [int, str, str] and each[2] in CODES
+        for each in listed
     )
     if not right:
         raise Refused("bad-header", "refusals that cannot be read")

@@ -270,6 +270,9 @@ class Site:
                 refused.append(self._refused_mail(header, round, sender, error))
         if isinstance(private.up, Addressed):  # those who wrote nothing to this site took part all the same
             for round, sender in news - mail.keys():
+                if sender not in neighbourhood.near:
+                    refused.append(self._refused_mail(header, round, sender, Refused("unknown-site")))
+                    continue
                 index = neighbourhood.near[sender].index
                 heard.setdefault(round, {})[index] = routes.from_letter(None, neighbourhood.index, private.up)
         copy = private.copy

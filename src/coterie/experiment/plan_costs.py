@@ -52,7 +52,7 @@ class Memory:
 def traffic_of(setup: Setup) -> Traffic | None:
     """Return the bytes of a run whose messages have one size; None if only training shows what is sent."""
     method, config, size = setup.method, setup.config, len(setup.federation.names)
-    if type(method).message_bytes is not Method.message_bytes:
+    if type(method).message_bytes is not Method.message_bytes or type(method).offer is not Method.offer:
         return None
     participants = config.participants(size)
     model = tree.nbytes(setup.task.init())

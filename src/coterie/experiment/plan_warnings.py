@@ -16,6 +16,7 @@ INERT = 1e-3  # a pull of this share of the data's gradient does nothing that ca
 HELD = 0.25  # a model that moves this share of the way that training alone takes it is held where it is
 BINDS = 0.5  # by a pull that leaves no more than this of a model's movement
 CERTAIN = 0.999  # a weight that leaves nothing for others
+CLUSTERING = ("clustered-fl", "ifca")  # which begin with equal weights, and part later
 ALIKE = 0.01  # weights that differ by this share of their mean are equal
 
 
@@ -119,7 +120,7 @@ def one_sided(setup: Setup, collaboration: Tensor | None, weight: Tensor | None,
             found.append(f"a client weighs {float(own.median()):.4f} for itself, so it learns from nobody: {look}")
         elif float(collaboration.amax(1).median()) >= CERTAIN:
             found.append(f"clients' weights are one-hot: each hears a single client, and that one's model only: {look}")
-        elif _alike(collaboration):
+        elif _alike(collaboration) and setup.config.method not in CLUSTERING:
             found.append(f"every client weighs all that it hears alike, so {name} makes one mean of them: {look}")
     if weight is not None and len(weight) > 1 and weight.ndim == 1 and float(weight.max()) >= CERTAIN:
         found.append(

@@ -144,6 +144,10 @@ class Path:
         return _norm(tree.map(torch.sub, self.end, self.start))
 
 
+class Unwatchable(Exception):
+    """What an optimiser trains is not the model's parameters."""
+
+
 class Watch(Optimizer):
     """An optimiser that takes another one's steps and notes what they are made of.
 
@@ -167,6 +171,8 @@ class Watch(Optimizer):
         return self.inner.init(params)
 
     def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        if not self.task.seen or not params.keys() <= self.task.seen[-1][0].keys():
+            raise Unwatchable  # it trains something else than the model, such as the spreads of its weights
         seen, batch = self.task.seen[-1]
         rest = {name: value for name, value in seen.items() if name not in params}
         data = grad(lambda own: self.plain.loss({**rest, **own}, batch)[0])(params)
@@ -254,11 +260,11 @@ def _watched(sim: Probe, round: int, client: int, *, alone: bool) -> list[Path]:
     watch = Watch(method.optimizer, sim.task, alone=alone)
     watched = dataclasses.replace(sim, method=dataclasses.replace(method, optimizer=watch), task=watch.task)
     fn, _, rows_of = watched.probe(round)
-    Engine("loop").map(fn, sim.federation, [client], rows_of, purpose="probe")
     try:
+        Engine("loop").map(fn, sim.federation, [client], rows_of, purpose="probe")
         for path in watch.paths:
             path.strength(), path.length()
-    except RuntimeError:  # a number of many clients, or models, at once: what `vmap` gave is no plain tensor
+    except (RuntimeError, Unwatchable):  # of `vmap`: numbers of many clients, or models, at once are no plain tensors
         return []
     return watch.paths
 

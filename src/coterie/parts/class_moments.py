@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.batches import Batch, Batches
+from coterie.core.errors import CoterieError
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree, widest_float
@@ -40,10 +41,13 @@ def dimensions(task: Task | None) -> tuple[int, int]:
     """Return (number of classes, number of features).
 
     Raises:
-        ValueError: if the task has no classes.
+        CoterieError: if the task has no classes.
     """
     if task is None or task.num_classes is None:
-        raise ValueError("this method describes each class by its features: it needs a classification task")
+        raise CoterieError(
+            "this method describes classes by their features, and the data have none: choose a method that predicts "
+            "numbers, such as fedavg-ft or fedmap"
+        )
     return task.num_classes, task.feature_dim
 
 
