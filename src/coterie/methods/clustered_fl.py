@@ -111,8 +111,7 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
             changed.append(members)
             models.append(after | tree.add({key: before[key] for key in mean}, mean))
             ready = self.splitting and int(server.round) + 1 >= self.first_split and len(heard) == len(members)
-            gram = _gram(own.trained)
-            if not ready or len(heard) == 1 or not self._stalled(gram, mean):
+            if not ready or len(heard) == 1 or not self._stalled(gram := _gram(own.trained), mean):
                 continue
             half, cross = _halves(gram)
             if math.sqrt(max(0.0, 1 - cross) / 2) > self.separation:
@@ -159,7 +158,7 @@ def _put_models(w: Any, members: list[Tensor], models: list[Params]) -> Any:
 
 def _gram(updates: Params) -> Tensor:
     """Return [clients, clients], the inner products of updates with leaves [clients, ...], added up leaf by leaf."""
-    flat = (tree.widest_float(leaf.flatten(1)) for leaf in updates.values())
+    flat = (tree.widest_float(leaf.reshape(len(leaf), -1)) for leaf in updates.values())
     return torch.stack([each @ each.T for each in flat]).sum(0)
 
 
