@@ -179,3 +179,8 @@ def test_the_envelope_step_moves_w_by_one_plain_step(lr: float) -> None:
 def test_an_optimiser_is_found_by_its_name_in_pytorch() -> None:
     for name, theirs in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
         assert OPTIMIZERS[name].__name__ == theirs.__name__
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1), AdamW(lr=0.1)])
+def test_an_optimizer_may_have_nothing_to_train(optimizer):
+    assert optimizer.update({}, optimizer.init({}), {})[0] == {}

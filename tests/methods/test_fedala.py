@@ -6,7 +6,7 @@ from coterie.core.optimizers import SGD
 from coterie.methods import FedALA, FedAvg
 from coterie.methods.fedala import _last_layers, _share
 
-from .quadratic import LOOP, SIZES, hessians, linear_terms, simulation, task
+from .quadratic import LOOP, hessians, linear_terms, simulation, task
 
 
 def test_without_mixed_layers_w_is_fedavgs():
@@ -62,4 +62,3 @@ def test_a_share_of_the_minibatches():
     for share, kept in ((1.0, real), (0.5, -(-real // 2)), (0.01, 1)):
         some = _share(batches, share)
         assert int(some.mask.flatten(0, 1).any(-1).sum()) == kept
-    assert len(SIZES) == 3

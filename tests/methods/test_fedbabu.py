@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch import nn
 
 from coterie import testing
 from coterie.core import tree
-from coterie.core.optimizers import SGD
+from coterie.core.optimizers import SGD, Adam
+from coterie.core.task import Task
 from coterie.methods import FedBABU
 
 from .quadratic import LOOP
@@ -34,3 +36,12 @@ def test_without_fine_tuning_all_deploy_the_same():
     sim = testing.simulate(FedBABU(SGD(0.1), finetune_epochs=0), rounds=1)
     for name, value in sim.views(1, LOOP).items():
         assert all(torch.equal(value[0], row) for row in value), name
+
+
+def test_without_a_head_nothing_of_it_is_fine_tuned():
+    """Adam has nothing to train then, and the model stays as it is."""
+    task = Task(nn.Sequential(nn.Conv1d(1, 3, 6), nn.Flatten()), num_classes=3)
+    batches = testing.batches(0)
+    batches = batches._replace(x=batches.x[:, None])
+    view = FedBABU(Adam(0.1), finetune="head").personalize(task, task.init(), task.init(), batches)
+    assert all(torch.equal(value, task.init()[name]) for name, value in view.items())

@@ -54,3 +54,18 @@ def test_planted_distributions_are_told_apart():
     first, second = (pi[list(kind)].mean(0) for kind in KINDS)
     assert abs(float(first[0] - second[0])) > 0.5
     assert float(sim.evaluate(15, LOOP)["test"]["accuracy"].mean()) > 0.8
+
+
+def test_responsibilities_are_those_of_the_received_models():
+    """Two minibatches: after large steps on the first, q of the second is still that of the models as received."""
+    task, batches = Task(nn.Linear(6, 3), num_classes=3), testing.batches(1).epoch(0).first_steps(2)
+    draw = torch.Generator().manual_seed(0)
+    theta = {"weight": torch.randn(2, 3, 6, generator=draw), "bias": torch.randn(2, 3, generator=draw)}
+    pi = torch.tensor([0.3, 0.7])
+    found, _, _ = FedEM(SGD(2.0), components=2).local_update(task, pi, theta, batches)
+    rows = batches.index[batches.mask > 0]
+    x, y = batches.x[rows], batches.y[rows]
+    logits = torch.einsum("mcf,nf->mnc", theta["weight"], x) + theta["bias"][:, None]
+    likelihood = pi[:, None] * logits.softmax(2)[:, torch.arange(len(y)), y]
+    torch.testing.assert_close(found, (likelihood / likelihood.sum(0)).mean(1))
+    assert int((batches.mask.flatten(0, 1) > 0).any(1).sum()) == 2

@@ -5,12 +5,12 @@ from torch import nn
 
 from coterie import testing
 from coterie.core import tree
-from coterie.core.method import Population
-from coterie.core.optimizers import SGD
+from coterie.core.method import Newcomer, Population
+from coterie.core.optimizers import SGD, Adam
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.methods import FedPAC
-from coterie.methods.fedpac import _statistics, _weights
+from coterie.methods.fedpac import Up, _statistics, _weights
 
 from .quadratic import LOOP
 
@@ -23,9 +23,15 @@ def test_statistics_by_hand():
     z, y = epoch.x[rows], epoch.y[rows]
     expected = torch.stack([z[y == k].sum(0) / len(y) for k in range(3)])
     torch.testing.assert_close(h, expected)
-    # An example's contribution is z in the row of its class: E||.||^2 - ||E .||^2, over the number of examples.
+    # An example's contribution is z in the row of its class: its unbiased variance over the number of examples.
     contribution = nn.functional.one_hot(y, 3)[:, :, None] * z[:, None]
-    torch.testing.assert_close(v, contribution.flatten(1).var(0, correction=0).sum() / len(y))
+    torch.testing.assert_close(v, contribution.flatten(1).var(0, correction=1).sum() / len(y))
+    # One example says nothing of its variance: its square stands in.
+    one = epoch.first_steps(1)
+    one = one._replace(mask=one.mask * (one.mask.flatten().cumsum(0).reshape(one.mask.shape) == 1))
+    h, v = _statistics(task, task.init(), one)
+    torch.testing.assert_close(v, (h**2).sum())
+    assert float(v) > 0
 
 
 def test_weights_solve_the_quadratic_program():
@@ -75,3 +81,66 @@ def test_a_round_in_order():
     second, _ = train(task, SGD(0.1), first, batches, only=frozenset(server.body))
     for name, value in second.items():
         torch.testing.assert_close(up.theta[name], value)
+
+
+def ups(task: Task) -> Up:
+    """Two clients, of which the first is three times as large and much less certain."""
+    theta = tree.stack([task.init(), tree.scale(task.init(), 3.0)])
+    class_size = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
+    centroid = torch.stack([torch.full((3, 6), 4.0), torch.full((3, 6), 8.0)])
+    size, v = torch.tensor([3.0, 1.0]), torch.tensor([3.0, 1.0])
+    return Up(task.sent(theta), size, class_size, centroid, torch.zeros(2, 3, 6), v)
+
+
+def linear_task(frozen_bias: bool = False) -> Task:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    module[1].bias.requires_grad_(not frozen_bias)
+    return Task(module, num_classes=3)
+
+
+def test_an_aggregation_by_hand():
+    """h is alike, so the weights are inverse to v: 1/4 and 3/4. The body is averaged by n, 3/4 and 1/4."""
+    task, method = linear_task(), FedPAC()
+    server = method.init_server(task.init(), Population(2, 2, task))
+    server = method.aggregate(server, torch.arange(2), ups(task))
+    torch.testing.assert_close(server.body["0.weight"], task.init()["0.weight"] * (0.75 + 0.25 * 3))
+    for row in server.heads["1.weight"]:
+        torch.testing.assert_close(row, task.init()["1.weight"] * (0.25 + 0.75 * 3), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(server.centroid[0], torch.full((6,), (3 * 4.0 + 8.0) / 4))
+    torch.testing.assert_close(server.centroid[2], torch.full((6,), 8.0))
+    assert server.known.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_each_client_has_a_row_of_weights():
+    """The first client is certain and stays with its own head; the second, uncertain, borrows the first one's."""
+    h = torch.tensor([[[0.0]], [[1.0]]])
+    weights = _weights(h, torch.tensor([0.0, 100.0]))
+    # Client 1 minimises a_0^2 (1 - 0)^2 + 100 a_1^2 with a_1 = 1 - a_0: a_0 = 100 / 101; client 0 has a_0 = 1.
+    expected = torch.tensor([[1.0, 0.0], [100 / 101, 1 / 101]], dtype=torch.float64)
+    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=0)
+
+
+def test_what_all_features_share_changes_no_weights():
+    h = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    v = torch.linspace(0.1, 1.0, 6, dtype=torch.float64)
+    torch.testing.assert_close(_weights(h, v), _weights(h + 100.0, v), atol=1e-7, rtol=0)
+
+
+def test_a_partly_frozen_head():
+    task, method = linear_task(frozen_bias=True), FedPAC()
+    server = method.init_server(task.init(), Population(2, 2, task))
+    server = method.aggregate(server, torch.arange(2), ups(task))
+    assert torch.equal(server.heads["1.bias"], task.init()["1.bias"].expand(2, 3))
+    assert not torch.equal(server.heads["1.weight"][0], task.init()["1.weight"])
+    newcomer, one = Newcomer(server, task.init()), tree.rows(ups(task), torch.tensor([1]))
+    head = method.onboard(task, newcomer, torch.tensor([1]), one).server.heads
+    torch.testing.assert_close(head["1.weight"][1], 3 * task.init()["1.weight"])
+    assert torch.equal(head["1.bias"][1], task.init()["1.bias"])
+
+
+def test_a_newcomer_trains_nothing_but_its_head_with_adam():
+    task = testing.task(norm=False)
+    begun, method = task.beginning(task.init(), task.head_names), FedPAC(Adam(0.01))
+    down = method.dispatch(method.init_server(task.init(), Population(1, 1, task)), torch.arange(1), torch.Generator())
+    _, up, _ = method.local_update(begun, (), tree.rows(down, 0), testing.batches(0))
+    assert up.theta.keys() == task.head_names

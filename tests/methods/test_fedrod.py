@@ -1,10 +1,12 @@
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from coterie import testing
+from coterie.core.method import Population
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task
+from coterie.core.task import Task, make_task
 from coterie.methods import FedAvg, FedROD
 from coterie.methods.fedrod import ABSENT
 
@@ -59,3 +61,38 @@ def test_what_is_deployed_is_personal():
     views = sim.views(2, LOOP)
     for name, value in views.items():
         assert torch.equal(value[0], value[1]) == (name not in sim.task.head_names), name
+
+
+def test_frozen_parameters_of_the_head_stay():
+    """With the bias frozen, the personal head has none, as if it were fixed at 0."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    module[1].bias.requires_grad_(False)
+    task, method, batches = Task(module, num_classes=3), FedROD(SGD(0.1)), testing.batches(0).first_steps(1)
+    client, up, info = method.local_update(task, method.init_client(task.init()), task.init(), batches)
+    assert not client["1.bias"].any()
+    assert client["1.weight"].any()
+    assert "1.bias" not in up.params
+    rows = batches.index[batches.mask > 0]
+    plain = F.cross_entropy(task.logits(task.init(), batches.x[rows]), batches.y[rows])
+    torch.testing.assert_close(info["loss"], plain)  # P_i = 0 adds nothing
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "words"),
+    [
+        (nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(1)), "classification", "must be its last layer"),
+        (nn.Linear(6, 1), "regression", "needs a classification task"),
+        (nn.Sequential(nn.Conv1d(6, 3, 1), nn.Flatten()), "classification", "no linear layer"),
+    ],
+)
+def test_what_cannot_have_two_heads_is_refused(module, kind, words):
+    x = torch.randn(4, 6, 1) if isinstance(module, nn.Sequential) and words == "no linear layer" else torch.randn(4, 6)
+    task = make_task(module, kind, 3 if kind == "classification" else None, x)
+    with pytest.raises(ValueError, match=words):
+        FedROD().init_server(task.init(), Population(2, 2, task))
+
+
+def test_a_last_head_is_accepted():
+    task = make_task(testing.module(), "classification", 3, testing.federation().x)
+    assert task.head_is_last
+    assert FedROD().init_server(task.init(), Population(2, 2, task)).keys() == task.init().keys()

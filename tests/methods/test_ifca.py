@@ -28,9 +28,11 @@ def test_each_cluster_is_the_mean_of_those_who_took_it():
     server = method.aggregate(server, torch.tensor([0, 1, 3]), ups)
     # Cluster 0: client 3 alone; cluster 1: nobody, so it stays; cluster 2: (1 * [1, 0] + 3 * [5, 2]) / 4.
     assert server.theta["w"].tolist() == [[3.0, 3.0], [9.0, 9.0], [4.0, 1.5]]
-    assert server.cluster.tolist() == [2, 2, 0, 0]
+    assert server.cluster.tolist() == [2, 2, -1, 0]
     shares = method.server_info(server)["collaboration"]
-    assert shares[0].tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert shares.tolist() == [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    first = method.server_info(method.init_server(params, Population(4, 4)))["collaboration"]
+    assert torch.equal(first, torch.eye(4))  # nobody took part yet
 
 
 def test_a_client_takes_the_model_that_fits_its_data():

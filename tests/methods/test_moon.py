@@ -2,10 +2,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from coterie import testing
 from coterie.core import tree
+from coterie.core.method import Population
 from coterie.core.optimizers import SGD
+from coterie.core.task import Task
 from coterie.methods import MOON, FedAvg
 
 from .quadratic import LOOP
@@ -45,3 +48,30 @@ def test_all_deploy_the_global_model():
     sim = testing.simulate(MOON(SGD(0.1)))
     for name, value in sim.views(2, LOOP).items():
         assert all(torch.equal(row, sim.state.server[name]) for row in value)
+
+
+def test_features_go_to_the_received_model_and_away_from_the_last():
+    task, batches = testing.task(norm=False), testing.batches(0).first_steps(1)
+    last = tree.map(lambda leaf: leaf + 0.3, task.init())
+    client = MOON().init_client(last)._replace(rounds=torch.tensor(1))
+    with_, without = (
+        MOON(SGD(0.1), mu=mu, temperature=1.0).local_update(task, client, last, batches)[0].last for mu in (5.0, 0.0)
+    )
+    # The received model is the last one here: nothing is pulled.
+    assert float(tree.sqdist(with_, without)) < 1e-10
+    draw = torch.Generator().manual_seed(0)
+    away = tree.map(lambda leaf: leaf + 0.3 * torch.randn(leaf.shape, generator=draw), task.init())
+    client = MOON().init_client(away)._replace(rounds=torch.tensor(1))
+    x = batches.x[batches.index[batches.mask > 0]]
+
+    def cosine_to_last(mu: float) -> float:
+        moved = MOON(SGD(0.01), mu=mu).local_update(task, client, task.init(), batches)[0].last
+        return float(torch.cosine_similarity(task.features(moved, x), task.features(away, x), dim=1).mean())
+
+    assert cosine_to_last(5.0) < cosine_to_last(0.0)
+
+
+def test_a_model_without_a_head_is_refused():
+    task = Task(nn.Sequential(nn.Conv1d(6, 3, 1), nn.Flatten()), num_classes=3)
+    with pytest.raises(ValueError, match="name one with --head"):
+        MOON().init_server(task.init(), Population(2, 2, task))

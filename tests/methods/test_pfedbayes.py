@@ -74,3 +74,17 @@ def test_predicting_with_draws_is_the_mean_of_their_probabilities():
     expected = sum(testing.task().logits(model, x).softmax(1) for model in models) / 3
     torch.testing.assert_close(method.predict(testing.task(), view, x).exp(), expected)
     assert not torch.equal(models[0]["0.weight"], models[1]["0.weight"])
+
+
+def test_the_posterior_goes_on_from_round_to_round():
+    """Two rounds of one proximal step: the second begins at the client's own mu, not at the server's."""
+    lr, sigma = 0.1, 0.3
+    method = PFedBayes(SGD(lr), zeta=2.0, sigma=sigma, prior_lr=0.02, noise=False, learn_variance=False)
+    sim = simulation(method, steps=1)
+    sim.train(1, LOOP)
+    before, w = sim.state.clients.q.mu["weight"], sim.state.server.mu["weight"].flatten()
+    sim.train(2, LOOP)
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        mu = before[k].flatten()
+        mu = mu - lr * (h @ mu - b + 2.0 / (SIZES[k] * sigma**2) * (mu - w))
+        torch.testing.assert_close(sim.state.clients.q.mu["weight"][k].flatten(), mu, rtol=1e-5, atol=1e-6)

@@ -108,7 +108,8 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": Ada
 
 def _adam_init(params: Params) -> Tree:
     zeros = tree.map(torch.zeros_like, params)
-    return zeros, zeros, torch.zeros((), device=next(iter(params.values())).device)
+    device = next((value.device for value in params.values()), None)  # there may be nothing to train
+    return zeros, zeros, torch.zeros((), device=device)
 
 
 def _adam_update(opt: Adam | AdamW, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:

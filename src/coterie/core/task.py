@@ -85,6 +85,7 @@ class Task:
         self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
         self.head_module = _find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
+        self.head_is_last: bool | None = None  # whether outputs are the head's; None: nobody looked (`make_task` does)
         self._structure = (kind, num_classes, head, self._example_losses, decode, bf16, _structure(self._train))
 
     def __eq__(self, other: object) -> bool:
@@ -337,4 +338,14 @@ def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor,
             f"the model gives outputs of shape {tuple(out.shape)}, but the data has {num_classes} classes: "
             f"its last layer needs {num_classes} outputs"
         )
+    task.head_is_last = _head_is_last(task, example[:2], out)
     return task
+
+
+@torch.no_grad()
+def _head_is_last(task: Task, x: Tensor, outputs: Tensor) -> bool:
+    """Tell whether the model's outputs for `x` are what its head, one linear layer, makes of its features."""
+    if task.head_module is None or not isinstance(task._eval.get_submodule(task.head_module), nn.Linear):
+        return False
+    alone = task.head(task.init(), task.features(task.init(), x))
+    return alone.shape == outputs.shape and torch.allclose(alone, outputs, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ round's first minibatch also moves the mixing weight down its own gradient, by t
     alpha_i <- alpha_i - lr <v_i - w_i, grad f_i(vbar_i)>                    (`_iteration`; the paper's adaptive alpha)
 
 A round takes two gradients a minibatch. A client deploys vbar_i with the current w (P); w is the global model (G).
-alpha = 0, fixed, is FedAvg, and alpha = 1 is local training (both tested).
+alpha = 0, fixed, is FedAvg but for buffers, which are v_i's, and alpha = 1 is local training (both tested).
 
 Details the paper leaves open: v_i starts from the w that the client receives when it first takes part. w_i and v_i have
 an optimiser state each, made anew every round. Buffers of v_i are those that vbar_i's forward passes left, since v_i

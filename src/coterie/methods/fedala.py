@@ -9,9 +9,9 @@ Before a client trains, it decides for every single weight how much of the recei
 
 W_i begins at 1 and is kept from round to round. It is adapted on a share `sample` of the client's minibatches: in every
 round once, and `first_passes` times in the first round in which the two models differ, where the authors go on until
-the loss stops falling. Only the last `layers` weighted layers (the paper's p, with their biases) are mixed; lower ones,
-and buffers, are taken from w as they are. Each client deploys its theta_i, or w if it never took part (P); w is the
-global model (G). W_i = 1 throughout (`layers` = 0) is FedAvg but for what is deployed (tested).
+the loss stops falling. Only the last `layers` layers that have a weight matrix (the paper's p, with their biases) are
+mixed; all other parameters, and buffers, are w's. Each client deploys its theta_i, or w if it never took part (P); w is
+the global model (G). W_i = 1 throughout (`layers` = 0) is FedAvg but for what is deployed (tested).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from coterie.parts import averaging
 
 class Client(NamedTuple):
     theta: Params
-    weight: Params  # W_i, of all trained parameters; only those of mixed layers change
+    weight: Params  # W_i, with all names of the model; only those of mixed layers are used
     rounds: Tensor  # []; rounds taken part in
 
 
@@ -79,15 +79,18 @@ class FedALA(Method[Params, Client, Params, CountedParams]):
     def _adapted(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         """Return W_i of the mixed layers, adapted on this round's minibatches."""
         mixed = _last_layers(task, client.theta, self.layers)
-        weight = {name: client.weight[name] for name in mixed}
+        weight: Params = {name: client.weight[name] for name in mixed}
         if not mixed:
             return weight
         some = _share(batches.epoch(0), self.sample)
+        # In round 1 there is no model of its own yet, so W_i is first adapted in the client's second round. Steps that
+        # are masked change nothing.
+        some = some._replace(mask=some.mask * (client.rounds > 0))
         models, step = Models(client.theta, down), partial(self._adapt, task)
-        once = scan(step, weight, models, some)
-        often = scan(step, once, models, _repeated(some, self.first_passes - 1)) if self.first_passes > 1 else once
-        # In round 1 there is no model of its own yet, so W_i is first adapted in the client's second round.
-        weight = tree.where(client.rounds > 0, tree.where(client.rounds > 1, once, often), weight)
+        weight = scan(step, weight, models, some)
+        if self.first_passes > 1:
+            again = _repeated(some, self.first_passes - 1)
+            weight = scan(step, weight, models, again._replace(mask=again.mask * (client.rounds == 1)))
         return weight
 
     def _adapt(self, task: Task, weight: Params, models: Models, batch: Batch) -> Params:

@@ -9,7 +9,7 @@ The head stays as it was initialised, the same for everybody, while the body is 
 `finetune` says what is fine-tuned: the whole model (default, the paper's), the head alone, or the body alone. The
 fine-tuned model is never sent and never kept: it is made anew whenever it is evaluated or deployed, always on training
 data. h is the initial model's head, so it need not be sent. A model without a linear layer makes FedBABU equal to
-FedAvg with fine-tuning. (phi, h), as it is before fine-tuning, is the global model (G).
+FedAvg with fine-tuning.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class FedEM(Method[Params, Tensor, Params, CountedParams]):
     dispatch, aggregate = averaging.dispatch, averaging.aggregate
 
     def init_server(self, params: Params, population: Population) -> Params:
-        return different_models(params, self.components)
+        return different_models(params, self.components, population.task)
 
     def init_client(self, params: Params) -> Tensor:
         return torch.full((self.components,), 1 / self.components)  # pi_i

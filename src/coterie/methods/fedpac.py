@@ -13,7 +13,7 @@ alpha_i trades the bias of other clients' heads for the variance of the own one.
 feature of class k times its share of client j's examples, and v_j the variance of that estimate, it minimises
 
     || sum_j alpha_j h_j - h_i ||^2 + sum_j alpha_j^2 v_j   over alpha >= 0, sum_j alpha_j = 1      (`_weights`)
-    v_j = (1 / n_j) (sum_k p_jk mean_k ||z||^2 - sum_k p_jk^2 ||mean_k z||^2)                       (`_statistics`)
+    v_j = (sum_k p_jk mean_k ||z||^2 - sum_k p_jk^2 ||mean_k z||^2) / (n_j - 1)                     (`_statistics`)
 
 h and v are those of the received body, which is the same for all clients, and of the examples of the round's first
 epoch. With K = HH', the first line is alpha'(K + diag v) alpha - 2 K_i alpha + const: all clients' programs share one
@@ -21,7 +21,9 @@ matrix and are solved together (`coterie.parts.simplex`). Each client deploys th
 newcomer trains a head on the shared body, which stays as it is.
 
 Details: a client that is not in a round keeps the head that it was last given. The head is trained once through the
-round's minibatches, and so is the body, each with an optimiser of its own.
+round's minibatches, and so is the body, each with an optimiser of its own. v is divided by n_j - 1, so that it is
+unbiased; the paper divides by n_j. One example says nothing of its variance: v is then ||z||^2, its square about 0,
+and not 0, which would make that client the most certain of all.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
         centroid = torch.where(found[:, None], mean, server.centroid)
         weights = _weights(ups.h, ups.v)  # [clients, clients]
         combined = {name: _combined(weights, value) for name, value in ups.theta.items() if name not in server.body}
-        heads = client_rows.put(server.heads, ids, combined)
+        heads = _replaced(server.heads, ids, combined)
         rows = server.alpha.new_zeros(len(ids), len(server.alpha)).index_copy(1, ids, weights.to(server.alpha))
         alpha = server.alpha.index_copy(0, ids, rows)
         known = torch.maximum(server.known, found.to(server.known))
@@ -139,7 +141,7 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
         if ups is None:
             return newcomer
         head = {name: value for name, value in ups.theta.items() if name not in newcomer.server.body}
-        heads = client_rows.put(newcomer.server.heads, ids, head)
+        heads = _replaced(newcomer.server.heads, ids, head)
         return newcomer._replace(server=newcomer.server._replace(heads=heads))
 
     def server_info(self, server: Server) -> Info:
@@ -157,14 +159,21 @@ def _statistics(task: Task, theta: Params, epoch: Batches) -> tuple[Tensor, Tens
     squares = scan(step, mean.new_zeros(()), theta, epoch.merged(EVALUATION_BATCH))
     total = size.sum().clamp_min(1.0)
     h = size[:, None] / total * mean
-    return h, (squares / total - (h**2).sum()).clamp_min(0) / total
+    variance = (squares / total - (h**2).sum()).clamp_min(0) / (total - 1).clamp_min(1.0)
+    return h, torch.where(total > 1, variance, squares)
 
 
 def _weights(h: Tensor, v: Tensor) -> Tensor:
     """Return alpha [clients, clients], row i that of client i."""
     rows = tree.widest_float(h.flatten(1))
+    rows = rows - rows.mean(0)  # weights add up to 1, so the programs are the same, and better conditioned
     gram = rows @ rows.T
     return simplex.minimise_quadratic(gram + torch.diag(tree.widest_float(v)), gram)
+
+
+def _replaced(heads: Any, ids: Tensor, new: Params) -> Any:
+    """Return the rows `heads` with those of `ids` replaced by `new`, which lacks parameters that are frozen."""
+    return client_rows.put(heads, ids, {**client_rows.take(heads, ids), **new})
 
 
 def _combined(weights: Tensor, leaf: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ model (G). P_i starts at 0: then the client deploys the generic model (tested).
 
 Details: a class that the client does not have counts as one tenth of an example in log n_i. P_i starts at 0, not at
 random; the paper's variant whose heads come from a hyper-network is not here. The head must be one linear layer, and
-the last one.
+the last one: where it is not, `init_server` refuses. Frozen parameters of the head are frozen in both heads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.method import CountedParams, Info, Method
+from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
@@ -51,7 +51,17 @@ class FedROD(Method[Params, Params, Params, CountedParams]):
     optimizer: Optimizer = SGD()
     balance: Annotated[float, Field(ge=0, description="times log n_i in the generic loss; 0 is plain training")] = 1.0
 
-    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
+    dispatch, aggregate = averaging.dispatch, averaging.aggregate
+
+    def init_server(self, params: Params, population: Population) -> Params:
+        class_moments.dimensions(population.task)  # refuses what has no classes, or no linear head
+        if population.task is not None and population.task.head_is_last is False:
+            raise ValueError(
+                f"FedROD adds a second head to the model's outputs, so that its head '{population.task.head_module}' "
+                "must be its last layer, and something follows it: name the last layer with --head, or choose another "
+                "--model"
+            )
+        return params
 
     def init_client(self, params: Params) -> Params:
         return tree.map(torch.zeros_like, params)  # P_i, of which only the head is used
@@ -61,7 +71,7 @@ class FedROD(Method[Params, Params, Params, CountedParams]):
     ) -> tuple[Params, CountedParams, Info]:
         sizes = class_moments.class_sizes(task, batches.epoch(0))
         prior = self.balance * sizes.clamp_min(ABSENT).log()
-        own = {name: client[name] for name in task.head_names}
+        own = {name: value for name, value in client.items() if name in task.head_names & task.trainable}
         zero = batches.mask.new_zeros(())
         start = (
             down, self.optimizer.init(task.split(down)[0]), own, self.optimizer.init(own), zero, zero,
@@ -83,13 +93,14 @@ class FedROD(Method[Params, Params, Params, CountedParams]):
         """Do one minibatch: a step of a scan."""
         w, w_state, own, own_state, total, seen = carry
         trained = task.split(w)[0]
+        frozen = {name: torch.zeros_like(w[name]) for name in task.head_names}  # P_i is 0 where nothing is trained
 
         def generic(trained: Params) -> tuple[Tensor, tuple[Tensor, Tensor, Params]]:
             outputs, features, rest = task.outputs_and_features({**w, **trained}, batch)
             return task.batch_loss(outputs + prior, batch), (outputs.detach(), features.detach(), rest)
 
         def personal(own: Params) -> tuple[Tensor, Tensor]:
-            loss = task.batch_loss(outputs + task.head({**w, **own}, features), batch)
+            loss = task.batch_loss(outputs + task.head({**frozen, **own}, features), batch)
             return loss, loss
 
         grads, (_, (outputs, features, rest)) = grad_and_value(generic, has_aux=True)(trained)

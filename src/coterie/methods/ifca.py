@@ -32,10 +32,12 @@ from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
 from coterie.parts.components import chosen, different_models
 
+NO_CLUSTER = -1  # of a client that has not taken part yet
+
 
 class Server(NamedTuple):
     theta: Params  # [K, ...]
-    cluster: Tensor  # [population] int64; j_i of the client's last round, and before it 0
+    cluster: Tensor  # [population] int64; j_i of the client's last round, and before it NO_CLUSTER
 
 
 class Up(NamedTuple):
@@ -56,7 +58,8 @@ class IFCA(Method[Server, tuple[()], Params, Up]):
         return 1  # to find the model that fits best
 
     def init_server(self, params: Params, population: Population) -> Server:
-        return Server(different_models(params, self.clusters), torch.zeros(population.size, dtype=torch.int64))
+        theta = different_models(params, self.clusters, population.task)
+        return Server(theta, torch.full((population.size,), NO_CLUSTER))
 
     def init_client(self, params: Params) -> tuple[()]:
         return ()
@@ -88,7 +91,8 @@ class IFCA(Method[Server, tuple[()], Params, Up]):
         return super().implausible(up, examples)
 
     def server_info(self, server: Server) -> Info:
-        together = (server.cluster[:, None] == server.cluster).to(torch.float32)
+        together = (server.cluster[:, None] == server.cluster) & (server.cluster != NO_CLUSTER)
+        together = (together | torch.eye(len(together), dtype=torch.bool, device=together.device)).to(torch.float32)
         return {"collaboration": together / together.sum(1, keepdim=True)}
 
 

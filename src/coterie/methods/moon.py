@@ -27,7 +27,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.method import CountedParams, Info, Method
+from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -46,7 +46,14 @@ class MOON(Method[Params, Client, Params, CountedParams]):
     mu: Annotated[float, Field(ge=0, description="strength of the contrast")] = 1.0
     temperature: Annotated[float, Field(gt=0, description="tau, of the contrast")] = 0.5
 
-    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
+    dispatch, aggregate = averaging.dispatch, averaging.aggregate
+
+    def init_server(self, params: Params, population: Population) -> Params:
+        if population.task is not None and population.task.head_module is None:
+            raise ValueError(
+                "MOON compares what enters the model's head, but this model has none: name one with --head"
+            )
+        return params
 
     def init_client(self, params: Params) -> Client:
         return Client(params, torch.zeros((), dtype=torch.int64))

@@ -18,7 +18,8 @@ Details: f_i is a mean over examples, so that KL is divided by n_i. The pull to 
 the defaults, 1 for a client of 100 examples. (The paper's zeta = 10 is for thousands.) Buffers follow q_i's forward
 passes and are averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i with each minibatch: a tenth,
 with `auto`. A client's q_i starts at the w that it receives when it first takes part. Clients are averaged
-by n_i; the paper, uniformly.
+by n_i; the paper, uniformly. The optimiser trains rho like any parameter, so that its `weight_decay` also draws rho to
+0, and sigma to log 2 = 0.69. Leave it at 0: the prior already regularises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What methods share that average models by number of examples: the server's three functions.
+"""What methods share that average models by number of examples: the server's functions.
 
     w <- sum_i (n_i / n) w_i
 
