@@ -51,12 +51,7 @@ def test_defaults_on_digits_give_no_warning(method):
         ("ditto", {"lam": 1e-5}, {"lam": 0.1}, INERT),
         ("fedmap", {"sigma2": 1e5}, {"sigma2": 1.0}, INERT),
         ("fedmap", {"sigma2": 1e-3, "lr": 1e-3, "optimizer": "sgd"}, {"sigma2": 1.0}, HELD),
-        (
-            "fedmap",
-            {"likelihood": "sum", "sigma2": 1e-3, "weighting": "omega"},
-            {"weighting": "samples"},
-            "nobody else is heard",
-        ),
+        ("fedmap", {"likelihood": "sum", "sigma2": 1e-3, "weighting": "omega"}, {}, "nobody else is heard"),
         ("fedproto", {"lam": 1e-5}, {"lam": 0.1}, INERT),
         ("pfedvmp", {"xi1": 1e-3}, {"xi1": 10.0}, INERT),
         ("pfedme", {"lam": 15.0, "outer_lr": 0.01, "lr": 0.1}, {"lam": 1.0, "outer_lr": 0.1, "lr": 0.1}, HELD),

@@ -173,11 +173,9 @@ class _Spelling:
             return self._tensor(value)
         if dataclasses.is_dataclass(value):
             fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-            cached = {
-                key for key in vars(value) if isinstance(getattr(type(value), key, None), functools.cached_property)
-            }
-            more = {key: each for key, each in vars(value).items() if key not in fields.keys() | cached}
-            return ["dataclass", self.of(type(value)), self.of(sorted((fields | more).items()))]
+            kind, cached = type(value), functools.cached_property
+            own = {key: each for key, each in vars(value).items() if not isinstance(getattr(kind, key, None), cached)}
+            return ["dataclass", self.of(kind), self.of(sorted((own | fields).items()))]
         if isinstance(value, types.ModuleType):
             return ["module", _known(value.__name__)]
         if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, Tensor):

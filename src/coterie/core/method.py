@@ -131,8 +131,8 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         """Return the method for a run of so many rounds; by default itself.
 
         Override it if a hyper-parameter is `auto` and depends on the number of rounds, such as a step size of a
-        theorem about K rounds: return a copy in which it is a number. A configuration becomes a method at one place,
-        which calls this, so that simulator, Flower and peers agree.
+        theorem about K rounds: return a copy in which it is a number. It is called wherever a configuration, or an
+        instance given from Python, becomes the method of a run, so that simulator, Flower and peers agree.
 
         Args:
             rounds: the number of communication rounds of the run.

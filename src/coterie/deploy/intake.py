@@ -127,9 +127,8 @@ def check_reply(ledger: Ledger, round: int, header: dict[str, Any], kind: str, r
     if header["life"] != ledger.life:
         raise Refused("replay")
     if header["kind"] == "refused":
-        code = header.get("code")
-        known = isinstance(code, str) and code in CODES
-        raise Refused(code if known else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
+        code = str(header.get("code"))
+        raise Refused(code if code in CODES else "failed", f"the site refused: {CODES.get(str(code), 'unknown')}")
     if header["kind"] != kind or header.get("request") != request:
         raise Refused("wrong-round", "it does not answer the request of this round")
 

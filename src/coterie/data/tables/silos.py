@@ -101,7 +101,9 @@ def agree_on_schema(silos: Silos) -> tuple[Schema, dict[str, Table]]:
     if given is not None:
         inputs = {column.name for column in given.columns}
         problems += [
-            f"'{name}' is an input of the schema, so it cannot be dropped" for name in excluded if name in inputs
+            f"'{name}' is an input of the schema, so --group and --drop cannot use it: make the schema with that flag"
+            for name in excluded
+            if name in inputs
         ]
         problems += [problem for table in tables for problem in find_misfits(given, table)]
         problems += [problem for table in tables for problem in _rows_without_name(silos, table)]
