@@ -40,6 +40,13 @@ def test_defaults_on_digits_give_no_warning(method):
     assert coterie.plan(method, "digits").warnings == []
 
 
+@pytest.mark.parametrize("method", coterie.METHODS)
+def test_a_first_look_stops_no_run(method):
+    found = first_look(prepare(method, two_kinds(), **QUICK))
+    assert found.steps
+    assert all(isinstance(warning, str) for warning in found.warnings)
+
+
 @pytest.mark.parametrize(
     ("method", "broken", "sound", "words"),
     [

@@ -23,7 +23,8 @@ and raises one `LawBroken` that lists every law it breaks:
 
 `examine(method)` yields a `Row` a law (number, name, outcome, words) instead of raising, and `coterie laws
 package.module:Class` prints them as a table. Laws 10 to 12 compile the method's steps, which takes seconds for each; a
-step that cannot be compiled here is run as it is, and the row says so, as does law 11's if threads had nothing to share.
+step that cannot be compiled here is run as it is, and the row says so, as does law 11's if threads had nothing to
+share.
 
 **A law that does not apply.** Some methods break a law for a reason. A mixture that deploys neither of its two models,
 for instance, cannot keep law 9. Such a method says why:
