@@ -75,9 +75,9 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
     first_split: Annotated[int, Field(ge=1, description="the first round in which a cluster may be split")] = 5
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
-        # The laws' updates are 0.11 long at most, and their halves 0.69 apart.
-        {"first_split": 1, "ratio": 0.9, "eps2": 0.06, "separation": 0.3},
-        {"first_split": 1, "ratio": 0.9, "eps1": 1e-6, "separation": 0.3},
+        # The laws' updates are 0.11 long at most, and their halves about 0.7 apart.
+        {"first_split": 1, "ratio": 0.9, "eps2": 0.06, "separation": 0.4},
+        {"first_split": 1, "ratio": 0.9, "eps1": 1e-6, "separation": 0.4},
     )
 
     def init_server(self, params: Params, population: Population) -> Server:
