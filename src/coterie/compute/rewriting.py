@@ -54,7 +54,9 @@ def _descend(graph: Graph, node: Any) -> None:
         if rest is not None:
             weight = graph.call_function(aten.sub.Tensor, (weight, graph.call_function(aten.mul.Tensor, (rest, rate))))
         first = graph.call_function(aten.mul.Tensor, (product.args[0], -rate))
-        node.replace_all_uses_with(graph.call_function(aten.addmm.default, (weight, first, product.args[1])))
+        new = graph.call_function(aten.addmm.default, (weight, first, product.args[1]))
+        new.meta["val"] = value  # of which a next step may be about
+    node.replace_all_uses_with(new)
 
 
 def _product(node: Any) -> Any:
