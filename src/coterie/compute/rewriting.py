@@ -52,14 +52,11 @@ def _descend(graph: Graph, node: Any) -> None:
         return
     with graph.inserting_before(node):
         if rest is not None:
-            scaled_rest = graph.call_function(aten.mul.Tensor, (rest, rate))
-            scaled_rest.meta = dict(node.meta)
-            weight = graph.call_function(aten.sub.Tensor, (weight, scaled_rest))
-            weight.meta = dict(node.meta)
+            weight = graph.call_function(aten.sub.Tensor, (weight, graph.call_function(aten.mul.Tensor, (rest, rate))))
         first = graph.call_function(aten.mul.Tensor, (product.args[0], -rate))
-        made = graph.call_function(aten.addmm.default, (weight, first, product.args[1]))
-        made.meta = dict(node.meta)  # what follows may be a second step of the same weights
-        node.replace_all_uses_with(made)
+        new = graph.call_function(aten.addmm.default, (weight, first, product.args[1]))
+        new.meta["val"] = value  # of which a next step may be about
+    node.replace_all_uses_with(new)
 
 
 def _product(node: Any) -> Any:
