@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie import testing
+from coterie import CoterieError, testing
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.core.task import Task, make_task
@@ -81,14 +81,14 @@ def test_frozen_parameters_of_the_head_stay():
     ("module", "kind", "words"),
     [
         (nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(1)), "classification", "must be its last layer"),
-        (nn.Linear(6, 1), "regression", "needs a classification task"),
+        (nn.Linear(6, 1), "regression", "describes classes"),
         (nn.Sequential(nn.Conv1d(6, 3, 1), nn.Flatten()), "classification", "no linear layer"),
     ],
 )
 def test_what_cannot_have_two_heads_is_refused(module, kind, words):
     x = torch.randn(4, 6, 1) if isinstance(module, nn.Sequential) and words == "no linear layer" else torch.randn(4, 6)
     task = make_task(module, kind, 3 if kind == "classification" else None, x)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(CoterieError, match=words):
         FedROD().init_server(task.init(), Population(2, 2, task))
 
 

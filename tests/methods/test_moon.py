@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import testing
+from coterie import CoterieError, testing
 from coterie.core import tree
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
@@ -73,5 +73,5 @@ def test_features_go_to_the_received_model_and_away_from_the_last():
 
 def test_a_model_without_a_head_is_refused():
     task = Task(nn.Sequential(nn.Conv1d(6, 3, 1), nn.Flatten()), num_classes=3)
-    with pytest.raises(ValueError, match="name one with --head"):
+    with pytest.raises(CoterieError, match="name one with --head"):
         MOON().init_server(task.init(), Population(2, 2, task))

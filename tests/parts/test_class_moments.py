@@ -5,6 +5,7 @@ from torch.func import vmap
 
 from coterie.core import tree
 from coterie.core.batches import Batch, Batches
+from coterie.core.errors import CoterieError
 from coterie.core.task import Task
 from coterie.parts import class_moments
 from coterie.parts.class_moments import NOBODY, Factor
@@ -226,7 +227,7 @@ def test_distance_is_the_mean_over_examples_and_features():
 
 
 def test_regression_has_no_classes():
-    with pytest.raises(ValueError, match="classification"):
+    with pytest.raises(CoterieError, match="describes classes"):
         class_moments.dimensions(Task(nn.Linear(2, 1), "regression"))
 
 

@@ -32,6 +32,7 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
+from coterie.core.errors import CoterieError
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
@@ -56,7 +57,7 @@ class FedROD(Method[Params, Params, Params, CountedParams]):
     def init_server(self, params: Params, population: Population) -> Params:
         class_moments.dimensions(population.task)  # refuses what has no classes, or no linear head
         if population.task is not None and population.task.head_is_last is False:
-            raise ValueError(
+            raise CoterieError(
                 f"FedROD adds a second head to the model's outputs, so that its head '{population.task.head_module}' "
                 "must be its last layer, and something follows it: name the last layer with --head, or choose another "
                 "--model"

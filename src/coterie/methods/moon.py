@@ -27,6 +27,7 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
+from coterie.core.errors import CoterieError
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
@@ -50,7 +51,7 @@ class MOON(Method[Params, Client, Params, CountedParams]):
 
     def init_server(self, params: Params, population: Population) -> Params:
         if population.task is not None and population.task.head_module is None:
-            raise ValueError(
+            raise CoterieError(
                 "MOON compares what enters the model's head, but this model has none: name one with --head"
             )
         return params

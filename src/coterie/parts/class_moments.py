@@ -41,14 +41,17 @@ def dimensions(task: Task | None) -> tuple[int, int]:
     """Return (number of classes, number of features).
 
     Raises:
-        CoterieError: if the task has no classes.
+        CoterieError: if the task has no classes, or the model no linear head.
     """
     if task is None or task.num_classes is None:
         raise CoterieError(
             "this method describes classes by their features, and the data have none: choose a method that predicts "
             "numbers, such as fedavg-ft or fedmap"
         )
-    return task.num_classes, task.feature_dim
+    try:
+        return task.num_classes, task.feature_dim
+    except ValueError as error:
+        raise CoterieError(str(error)) from error
 
 
 def zeros_for(params: Params, *shape: int) -> Tensor:
