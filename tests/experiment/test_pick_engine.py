@@ -58,6 +58,7 @@ def test_the_path_of_the_steps_is_what_was_seen(tmp_path: Path, kind: str) -> No
     assert (about["engine"]["compiled"], about["steps"]["path"], about["steps"]["why"]) == (True, "replayed", "")
 
 
+@compiles
 def test_steps_that_are_refused_are_not_called_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise RuntimeError("the compiler is out of order\nand more")
