@@ -36,7 +36,7 @@ Deviations:
 - Alg. 1 draws an initial model for each client. Distances between such models say nothing, so all start from one model.
 - sigma is a number or (default) each round's median ||w_i - w_j||^2 over `contrast`. With
   4, a client at that distance counts e^-4 of what one with an equal model does. On digits, smaller values were better
-  for IID clients and worse for those with few labels. docs/defaults.md has what the defaults gain.
+  for IID clients and worse for those with few labels. benchmarks/defaults.py says what the defaults gain.
 - The paper wants xi >= 0, which alpha_k <= sigma / (m - 1) ensures. A larger alpha_k is lowered to that, and lambda
   with it, so that the pull stays what it was; a warning says so once.
 - A client takes minibatch steps instead of going to the minimum of eq. 6, which does not depend on where they begin:
