@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +17,10 @@ from coterie.compute.cpu import cores
 from coterie.compute.inference import faster_inference
 from coterie.core.task import Task
 from coterie.core.tree import Tree
-from coterie.data.federation import Federation, SplitName
+from coterie.data.federation import Federation, Index, SplitName
 from coterie.evaluation import Predictions, Scorer, Scores
 
+T = TypeVar("T")
 PARTS: tuple[SplitName, ...] = ("validation", "test")
 EVALUATION_BYTES = 256 * 2**20  # of inputs that are kept decoded, as the model sees them
 INLINE_FLOPS = 1e10  # up to this much work, evaluating here is faster than padding and dispatching to workers
@@ -97,9 +99,6 @@ class Examples:
     def outputs(self, what: str, predict: Callable[[Task, int, Tensor], Tensor]) -> Tensor:
         """Return the outputs for all clients' inputs, end to end; threads share the work if there is enough of it.
 
-        Each client is one call, whichever thread makes it, so threads do not change a bit of the outputs. Each thread
-        has a task of its own, since calling a module with given parameters changes the module meanwhile.
-
         Args:
             what: names the models, as for `is_inline`, which must have been called before.
             predict: takes a task, a client's number and its inputs.
@@ -107,21 +106,71 @@ class Examples:
         if self._work[what] <= SINGLE_THREAD_FLOPS or cores() == 1 or not self.x[0].is_cpu:
             with faster_inference():
                 return torch.cat([predict(self.task, i, x) for i, x in enumerate(self.x)])
-        free = self._tasks.copy()
-
-        def call(i: int) -> Tensor:
-            task = free.pop()
-            try:
-                with faster_inference():  # it is set for each thread
-                    return predict(task, i, self.x[i])
-            finally:
-                free.append(task)
-
         largest_first = sorted(range(len(self.x)), key=lambda i: -len(self.x[i]))
-        with ThreadPoolExecutor(len(free)) as pool:
-            found = dict(zip(largest_first, pool.map(call, largest_first), strict=True))
+        found = in_threads(self._tasks, largest_first, lambda task, i: predict(task, i, self.x[i]))
         return torch.cat([found[i] for i in range(len(self.x))])
 
     @functools.cached_property
     def _tasks(self) -> list[Task]:
-        return [self.task, *(copy.deepcopy(self.task) for _ in range(cores() - 1))]
+        return task_per_thread(self.task)
+
+
+class Pool:
+    """Hold examples on which each of several models is scored, decoded once for all of them."""
+
+    def __init__(self, federation: Federation, task: Task, index: Index) -> None:
+        self.federation, self.task = federation, task
+        self._index = torch.from_numpy(index)
+        y = federation.y[self._index.to(federation.y.device)]
+        self._scorer = Scorer(task, y, torch.zeros(len(index), dtype=torch.int64), 1)
+
+    def fits(self, models: int) -> bool:
+        """Return whether the inputs are few enough to keep, and the models few enough to call one after another."""
+        numbers = self.federation.x[0].numel() * 4 * len(self._index)  # as float32, whatever they are stored as
+        return numbers <= EVALUATION_BYTES and models <= MAX_CALLED_CLIENTS
+
+    @functools.cached_property
+    def _x(self) -> Tensor:
+        x, decode = self.federation.x, self.task.decode or (lambda raw: raw)
+        return decode(x[self._index.to(x.device)])
+
+    def score(self, models: int, predict: Callable[[Task, int, Tensor], Tensor], width: int) -> Scores:
+        """Return the metrics of each model on all examples, which it predicts `width` at a time.
+
+        Args:
+            models: how many there are.
+            predict: takes a task, the number of a model, and inputs.
+            width: so few examples that a layer's outputs for them stay in the cache.
+        """
+        pieces = torch.split(self._x, width)
+        tasks = task_per_thread(self.task) if self._x.is_cpu else [self.task]
+        found = in_threads(
+            tasks,
+            range(models),
+            lambda task, i: self._scorer(torch.cat([predict(task, i, piece) for piece in pieces])),
+        )
+        return {metric: np.concatenate([found[i][metric] for i in range(models)]) for metric in found[0]}
+
+
+def task_per_thread(task: Task) -> list[Task]:
+    """Return a task for every core, since calling a module with given parameters changes the module meanwhile."""
+    return [task, *(copy.deepcopy(task) for _ in range(cores() - 1))]
+
+
+def in_threads(tasks: Sequence[Task], order: Sequence[int], call: Callable[[Task, int], T]) -> dict[int, T]:
+    """Return `call(task, i)` for every i of `order`, begun in that order, in as many threads as there are tasks.
+
+    Whichever thread makes a call, it is one call, so threads do not change a bit of what it returns.
+    """
+    free = list(tasks)
+
+    def one(i: int) -> T:
+        task = free.pop()
+        try:
+            with faster_inference():  # it is set for each thread
+                return call(task, i)
+        finally:
+            free.append(task)
+
+    with ThreadPoolExecutor(len(free)) as pool:
+        return dict(zip(order, pool.map(one, order), strict=True))

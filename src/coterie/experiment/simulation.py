@@ -26,7 +26,7 @@ from coterie.engine import Central, ClientRunner, Place, Rows, in_order
 from coterie.engine.engine import one_thread, threads_for
 from coterie.evaluation import Predictions, Scores, score
 from coterie.evaluation.metrics import mean
-from coterie.experiment.scored_examples import PARTS, Examples
+from coterie.experiment.scored_examples import PARTS, Examples, Pool
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import span, timed
 from coterie.storage.paged_rows import Paged, Store
@@ -198,21 +198,47 @@ class Simulation:
             "G": self._examples.score(self._shared_outputs(round, engine, shared))["test"],
             "P": self._examples.score(self._own_outputs(round, engine))["test"],
         }
-        found: dict[str, list[Scores]] = {"G": [], "P": []}
         copies = everyone[:1] if isinstance(self.place, Central) else everyone  # one server has one G
+        found = self._pooled_inline(round, shared, copies, pool) or self._pooled_by_engine(
+            round, engine, shared, copies, pool
+        )
+        tests: dict[str, Any] = {"examples": len(pool)}
+        for which, scores in found.items():
+            tests[which] = {
+                "global": {metric: mean(values) for metric, values in scores.items()},
+                "local": {metric: mean(values, sizes) for metric, values in local[which].items()},
+            }
+        return tests
+
+    def _pooled_inline(self, round: int, shared: Params, copies: list[int], pool: Index) -> dict[str, Scores]:
+        """Return the metrics of every P and G on all of `pool`, or {} if models have to be made or kept elsewhere."""
+        examples = Pool(self.federation, self.task, pool)
+        if not (examples.fits(len(self._everyone)) and self._views_are_at_hand()):
+            return {}
+        width = _width(self.federation.x)
+        with one_thread(), on(self.federation.x.device):
+            views = self._views_at_hand(round)
+            rows = [tree.rows(shared, i) for i in copies]
+            return {
+                "G": examples.score(len(copies), lambda task, i, x: task.logits(rows[i], x), width),
+                "P": examples.score(len(views), lambda task, i, x: self.method.predict(task, views[i], x), width),
+            }
+
+    def _pooled_by_engine(
+        self, round: int, engine: ClientRunner, shared: Params, copies: list[int], pool: Index
+    ) -> dict[str, Scores]:
+        """Do the same with the engine, a few clients at a time."""
+        found: dict[str, list[Scores]] = {"G": [], "P": []}
+        everyone = self._everyone
         step = max(1, POOLED_OUTPUTS_AT_ONCE // len(pool))
         for ids in (everyone[start : start + step] for start in range(0, len(everyone), step)):
             found["P"].append(self._pooled(self._own_results(round, engine, ids, pool), ids, pool))
             if some := [i for i in ids if i in copies]:
                 found["G"].append(self._pooled(self._shared_results(round, engine, shared, some, pool), some, pool))
-        tests: dict[str, Any] = {"examples": len(pool)}
-        for which, parts in found.items():
-            pooled = {metric: mean(np.concatenate([part[metric] for part in parts])) for metric in parts[0]}
-            tests[which] = {
-                "global": pooled,
-                "local": {metric: mean(values, sizes) for metric, values in local[which].items()},
-            }
-        return tests
+        return {
+            which: {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
+            for which, parts in found.items()
+        }
 
     @functools.cached_property
     def _everyone(self) -> list[int]:
@@ -231,14 +257,21 @@ class Simulation:
 
     def _own_outputs(self, round: int, engine: ClientRunner) -> Tensor:
         """Return each client's own model's outputs for its validation and test examples, in the order of `Examples`."""
-        if self._examples.fits() and not self.method.personalize_epochs and not isinstance(self.state.clients, Paged):
-            down = self._send(self._everyone, *self._for_evaluation, round)
+        if self._examples.fits() and self._views_are_at_hand():
             with on(self.federation.x.device):
-                rows = ((tree.rows(self.state.clients, i), tree.rows(down, i)) for i in self._everyone)
-                views = [self._view(*row, batches) for row, batches in zip(rows, self._none, strict=True)]
+                views = self._views_at_hand(round)
                 if self._examples.is_inline("P", functools.partial(self.method.predict, self.task, views[0])):
                     return self._examples.outputs("P", lambda task, i, x: self.method.predict(task, views[i], x))
         return self._examples.from_results(self._own_results(round, engine, self._everyone))
+
+    def _views_are_at_hand(self) -> bool:
+        """Return whether views need no training, and clients' states are in memory."""
+        return not self.method.personalize_epochs and not isinstance(self.state.clients, Paged)
+
+    def _views_at_hand(self, round: int) -> list[Tree]:
+        down = self._send(self._everyone, *self._for_evaluation, round)
+        rows = ((tree.rows(self.state.clients, i), tree.rows(down, i)) for i in self._everyone)
+        return [self._view(*row, batches) for row, batches in zip(rows, self._none, strict=True)]
 
     def _shared_outputs(self, round: int, engine: ClientRunner, shared: Params) -> Tensor:
         """Return the outputs of the model for everybody for the same examples."""
@@ -391,8 +424,11 @@ class Simulation:
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
     """Predict the examples at `positions`, so few at a time that they stay in the cache."""
-    width = max(
-        1, ACTIVATION_BYTES // max(x[0].numel() * 4 * 32, 1)
-    )  # as float32, however it is stored, in 32 channels
+    width = _width(x)
     with faster_if_alone():
         return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)
+
+
+def _width(x: Tensor) -> int:
+    """Return how many examples to predict at once: their values as float32, in 32 channels, stay in the cache."""
+    return max(1, ACTIVATION_BYTES // max(x[0].numel() * 4 * 32, 1))
