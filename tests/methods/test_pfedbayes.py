@@ -56,6 +56,22 @@ def test_without_noise_and_with_fixed_variances_it_is_proximal():
     assert torch.equal(sim.views(1, LOOP)["weight"], sim.state.clients.q.mu["weight"])
 
 
+def test_a_pull_stronger_than_a_step_can_follow_just_reaches_the_prior():
+    """zeta / (n sigma^2) times lr is above 2 here, so that the plain step would diverge."""
+    lr, sigma = 0.1, 1e-3
+    method = PFedBayes(SGD(lr), sigma=sigma, noise=False, learn_variance=False)
+    assert lr / (max(SIZES) * sigma**2) > 2
+    sim = simulation(method, steps=2)
+    x0 = task().init()["weight"].flatten()
+    sim.train(1, LOOP)
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        mu = prior = x0
+        for _ in range(2):
+            mu = mu - lr * (h @ mu - b) - (mu - prior)  # the whole way to the prior's mean
+            prior = prior - (prior - mu) / 10  # auto: a tenth of the way
+        torch.testing.assert_close(sim.state.clients.q.mu["weight"][k].flatten(), mu, rtol=1e-5, atol=1e-6)
+
+
 def test_relaxation_of_the_server():
     whole, half = (testing.simulate(PFedBayes(SGD(0.05), beta=beta), rounds=1) for beta in (1.0, 0.5))
     first = testing.task().init()

@@ -15,11 +15,12 @@ Without noise and with variances that stay (`noise` = false, `learn_variance` = 
 sigma^2), so that q_i takes proximal steps (tested).
 
 Details: f_i is a mean over examples, so that KL is divided by n_i. The pull to the prior is zeta / (n_i sigma^2): with
-the defaults, 1 for a client of 100 examples. (The paper's zeta = 10 is for thousands.) Buffers follow q_i's forward
-passes and are averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i with each minibatch: a tenth,
-with `auto`. A client's q_i starts at the w that it receives when it first takes part. Clients are averaged
-by n_i; the paper, uniformly. The optimiser trains rho like any parameter, so that its `weight_decay` also draws rho to
-0, and sigma to log 2 = 0.69. Leave it at 0: the prior already regularises.
+the defaults, 1 for a client of 100 examples. (The paper's zeta = 10 is for thousands.) Where a step of SGD would go
+beyond the prior's mean, since variances have become small, the pull is so strong that it just reaches it (`_weights`).
+Buffers follow q_i's forward passes and are averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i
+with each minibatch, with its present sigma: a tenth, with `auto`. A client's q_i starts at the w that it receives when
+it first takes part. Clients are averaged by n_i; the paper, uniformly. The optimiser trains rho like any parameter, so
+that its `weight_decay` also draws rho to 0, and sigma to log 2 = 0.69. Leave it at 0: the prior already regularises.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     sigma: Annotated[float, Field(gt=0, description="standard deviation of every weight at first")] = 0.1
     prior_lr: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=0)],
-        Field(description="step size of the localised global model; auto: a tenth of sigma^2"),
+        Field(description="step size of the localised global model; auto: a tenth of its variances"),
     ] = "auto"
     beta: Annotated[float, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")] = 1.0
     noise: Annotated[bool, Field(description="draw weights in training; otherwise use their means")] = True
@@ -146,28 +147,50 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
             new = tree.rebuild({**tree.pack(own), **free}, own)
             theta = _draw(new, batch.key) if self.noise else new.mu
             loss, left = task.loss({**rest, **theta}, batch)
-            return loss + self.zeta / count * divergence(new, prior), (loss, left)
+            return loss + divergence(new, prior, self._weights(prior, count)), (loss, left)
 
         grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(self._free(own))
         free, state = self.optimizer.update(grads, state, self._free(own))
         own = tree.rebuild({**tree.pack(own), **free}, own)
         slope = grad(lambda flat: divergence(own, tree.rebuild(flat, own)))(tree.pack(prior))
-        step = self.sigma**2 / 10 if self.prior_lr == "auto" else self.prior_lr
         moved = {
-            path: value - step * slope[path] * (self.learn_variance or path.startswith("mu/"))
+            path: value - self._prior_step(prior, path) * slope[path] * (self.learn_variance or path.startswith("mu/"))
             for path, value in tree.pack(prior).items()
         }
         q = Gaussian({**q.mu, **left, **own.mu}, {**q.rho, **own.rho})
         seen_now = batch.mask.sum()
         return q, state, tree.rebuild(moved, prior), total + loss * seen_now, seen + seen_now
 
+    def _weights(self, prior: Gaussian, count: Tensor) -> Params:
+        """Return what the divergence of each weight counts: zeta / n_i, but no more than a step can follow.
 
-def divergence(q: Gaussian, w: Gaussian) -> Tensor:
-    """Return KL(q || w), a scalar: sum log(s_w / s_q) + (s_q^2 + (mu_q - mu_w)^2) / (2 s_w^2) - 1/2."""
+        The pull on a mean is its weight over s_w^2, so that a step of size lr goes lr * weight / s_w^2 of the way to
+        the prior's mean: beyond 1 it goes too far, beyond 2 it diverges.
+        """
+        step = self.optimizer.steady_step()
+        wanted = self.zeta / count
+        return {
+            name: wanted if step is None else torch.minimum(wanted, F.softplus(rho) ** 2 / step)
+            for name, rho in prior.rho.items()
+        }
+
+    def _prior_step(self, prior: Gaussian, path: str) -> Tensor | float:
+        """Return the step size of one tensor of w_i."""
+        if self.prior_lr != "auto":
+            return self.prior_lr
+        return F.softplus(prior.rho[path.partition("/")[2]]) ** 2 / 10
+
+
+def divergence(q: Gaussian, w: Gaussian, weights: Params | None = None) -> Tensor:
+    """Return KL(q || w), a scalar: sum log(s_w / s_q) + (s_q^2 + (mu_q - mu_w)^2) / (2 s_w^2) - 1/2.
+
+    With `weights`, by name, each weight's term counts so much.
+    """
     terms = []
     for name, mu in q.mu.items():
         s_q, s_w = F.softplus(q.rho[name]), F.softplus(w.rho[name])
-        terms.append(((s_w / s_q).log() + (s_q**2 + (mu - w.mu[name]) ** 2) / (2 * s_w**2) - 0.5).sum())
+        each = (s_w / s_q).log() + (s_q**2 + (mu - w.mu[name]) ** 2) / (2 * s_w**2) - 0.5
+        terms.append((each if weights is None else weights[name] * each).sum())
     return torch.stack(terms).sum()
 
 
