@@ -4,8 +4,9 @@
 
 Every method of `METHODS` runs with its own defaults, on the same splits and for the same schedule as `local`, which is
 every client alone, and `fedavg-ft`. Nothing is tuned. The result of each method on each federation is kept under
---cache (by default build/defaults), named by its configuration and by the code of methods, parts and core: started
-again, the script only runs what is missing or has changed. The page is written from what was measured, never by hand.
+--cache (by default build/defaults), named by its configuration and the method's defaults: started again, the script
+only runs what is missing. Delete the folder after a change of code that changes results. The page is written from what
+was measured, never by hand.
 It is no part of `make bench`, since it measures no time.
 """
 
@@ -31,7 +32,6 @@ from coterie.methods.fields import values_of
 from coterie.storage import files
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src" / "coterie"
 HEART = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
 SEEDS = (0, 1)
 
@@ -105,13 +105,9 @@ def cases() -> tuple[Case, ...]:
 
 
 def fingerprint(case: Case, method: str, seeds: Sequence[int], quick: bool) -> str:
-    """Return a name for the result: it changes with the settings, the method's defaults and the code they run."""
-    code = [SOURCE / "methods" / f"{method.replace('-', '_')}.py"]
-    code += sorted([*(SOURCE / "core").glob("*.py"), *(SOURCE / "parts").glob("*.py")])
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in code))
+    """Return a name for the result: it changes with the settings and with the method's defaults."""
     asked = [case.metric, dict(case.settings), method, values_of(METHODS[method]()), list(seeds), quick]
-    digest.update(json.dumps(asked, sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: bool) -> dict[str, Any]:
