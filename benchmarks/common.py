@@ -1,0 +1,218 @@
+"""All methods on one common benchmark: Fashion-MNIST, two kinds of clients, two models, three seeds.
+
+    COTERIE_DATA=... python benchmarks/common.py [--quick] [--only NAME] [--methods NAMES] [--page] [--cache FOLDER]
+
+Every method of `METHODS` runs with its own defaults on the same splits, for the same schedule. The result of each
+method on each federation is kept under --cache (by default build/common): started again, the script only runs what is
+missing or has changed, and --page runs nothing. docs/benchmark.md is written from what was measured, never by hand;
+what is said there about single methods comes from benchmarks/common.toml. It is no part of `make bench`: the time that
+a method takes is shown, but nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from defaults import ROOT, Case, fingerprint
+from numpy.typing import NDArray
+
+import coterie
+from coterie import CoterieError
+from coterie.evaluation.metrics import mean
+from coterie.methods import METHODS
+from coterie.storage import files
+from coterie.storage.run_folder import RunFolder
+
+SEEDS = (0, 1, 2)
+PARTITIONS = {"Dirichlet 0.1": "dirichlet:0.1:share=0.1", "2 classes each": "classes:2:each=150"}
+MODELS: Mapping[str, dict[str, Any]] = {
+    "784-100-10": {"model": "dnn", "rounds": 30, "batch_size": 10},
+    "CNN": {"model": "cnn", "rounds": 20, "batch_size": 20},
+}
+SAME = 1e-9  # two methods whose scores differ by less are equal to the digit
+FAR = 0.02  # below local by more than this is said
+NOTES = Path(__file__).with_name("common.toml")
+
+
+def cases() -> tuple[Case, ...]:
+    """Return the four federations with their schedules."""
+    return tuple(
+        Case(
+            f"{kind}, {model}",
+            f"20 clients, `--partition {partition}`, {schedule['rounds']} rounds of 1 epoch, minibatches of "
+            f"{schedule['batch_size']}, SGD 0.05",
+            "accuracy",
+            {"data": "fashion-mnist", "clients": 20, "partition": partition, "lr": 0.05, "local_epochs": 1, **schedule},
+            "fashion-mnist",
+        )
+        for model, schedule in MODELS.items()
+        for kind, partition in PARTITIONS.items()
+    )
+
+
+def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: bool) -> dict[str, Any] | None:
+    """Return what a method scored, sent and took; from the cache if it is there."""
+    kept = cache / f"{fingerprint(case, method, seeds, quick)}.json"
+    if not kept.exists():
+        settings = {**case.settings, "select": case.metric, "evaluate_every": 5, "report": False}
+        if quick:
+            settings |= {"rounds": 1, "evaluate_every": 1, "local_steps": 2}
+            settings.pop("local_epochs")
+        found: dict[str, Any] = {"method": method, "case": case.name}
+        with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
+            begun = time.process_time()
+            try:
+                compared = coterie.compare([method], seeds, out=scratch, **settings)
+            except CoterieError as error:  # it diverged, say: the table must tell that
+                found["failed"] = str(error)
+            else:
+                found["processor"] = time.process_time() - begun
+                records = RunFolder(Path(scratch) / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
+                found["bytes"] = float(np.mean([each["bytes_up"] + each["bytes_down"] for each in records]))
+                found["scores"] = compared.scores(method).tolist()
+                found["worst_tenth"] = compared.fairness(method)["worst_decile"]
+        print(f"{case.name}: {method}: {found.get('failed', found.get('processor'))}", file=sys.stderr, flush=True)
+        files.write_json(kept, found)
+    return read(kept)
+
+
+def read(kept: Path) -> dict[str, Any] | None:
+    """Return a kept result, or None if there is none."""
+    return dict(json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else None
+
+
+def scores(found: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return the test metric [seeds, clients]; a client without a score has NaN."""
+    return np.array(found["scores"], dtype=float)
+
+
+def line(method: str, found: Mapping[str, Any] | None, local: Mapping[str, Any], fedavg: Mapping[str, Any]) -> str:
+    """Return a method's row of the table."""
+    if found is None or "scores" not in found:
+        return f"| `{method}` | {'not run' if found is None else 'failed: ' + found['failed']} |" + " |" * 5
+    own, alone = scores(found), scores(local)
+    means = [mean(each) for each in own]
+    per_client, per_client_alone = (np.array([mean(each) for each in both.T]) for both in (own, alone))
+    gains = "" if method == "local" else f"{100 * (mean(means) - mean([mean(each) for each in alone])):+.1f}"
+    share = "" if method == "local" else f"{100 * float((per_client > per_client_alone).mean()):.0f} %"
+    spread = float(np.std(means, ddof=1)) if len(means) > 1 else float("nan")
+    cells = [
+        f"{100 * mean(means):.1f} ± {100 * spread:.1f}",
+        f"{100 * found['worst_tenth']:.1f}",
+        gains,
+        share,
+        f"{found['bytes'] / fedavg['bytes']:.2f}",
+        f"{found['processor'] / fedavg['processor']:.1f}",
+    ]
+    return f"| `{method}` | " + " | ".join(cells) + " |"
+
+
+def remarks(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> dict[str, list[str]]:
+    """Return what looks wrong, by method: far below local, equal to another method to the digit, or failed."""
+    said: dict[str, list[str]] = {}
+    for case, by_method in results.items():
+        there = {name: scores(each) for name, each in by_method.items() if each and "scores" in each}
+        for name, own in there.items():
+            below = mean(np.nanmean(there["local"], 1)) - mean(np.nanmean(own, 1))
+            if below > FAR:
+                said.setdefault(name, []).append(f"{100 * below:.1f} points below `local` on {case}")
+            equal = [other for other in there if other < name and np.allclose(there[other], own, atol=SAME, rtol=0)]
+            said.setdefault(name, []).extend(f"equal to `{other}` to the digit on {case}" for other in equal)
+        for name, each in by_method.items():
+            if each and "failed" in each:
+                said.setdefault(name, []).append(f"failed on {case}")
+    return {name: each for name, each in said.items() if each}
+
+
+def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: Mapping[str, str]) -> str:
+    """Return docs/benchmark.md."""
+    chosen = [case for case in cases() if case.name in results]
+    told = [
+        "# All methods on one benchmark",
+        "",
+        "Written by `benchmarks/common.py`: not by hand. Every method of the library runs with its own defaults on the",
+        f"same splits of Fashion-MNIST, with {len(SEEDS)} seeds; nothing was tuned for any of them, `local` included.",
+        "Splits are small on purpose: a client has about 200 to 250 examples to train on, so that others can help.",
+        "",
+        "- **test**: accuracy at the round that validation selects, mean over clients, ± standard deviation over seeds",
+        "- **worst tenth**: mean accuracy of the worst tenth of the clients",
+        "- **gain**: points over `local`, every client alone for as many steps",
+        "- **gaining**: clients that gain, by their mean over seeds",
+        "- **bytes**, **time**: both directions, and processor time of all seeds with start-up, relative to `fedavg`.",
+        "  The time was taken on a machine with other work: an order of magnitude.",
+        "",
+    ]
+    for case in chosen:
+        found = results[case.name]
+        local, fedavg = found["local"], found["fedavg"]
+        assert local is not None
+        assert fedavg is not None
+        ranked = sorted(found, key=lambda name: -_mean(found[name]))
+        told += [f"## {case.name}", "", case.about + ".", ""]
+        told += ["| method | test | worst tenth | gain | gaining | bytes | time |", "|---|---|---|---|---|---|---|"]
+        told += [*(line(name, found[name], local, fedavg) for name in ranked), ""]
+    told += ["## What looks odd, and why", ""]
+    odd = remarks(results)
+    told += [
+        f"Found by the script: more than {100 * FAR:.0f} points below `local`, equal to another to the digit, or",
+        "failed. The explanations are written by hand, in `benchmarks/common.toml`.",
+        "",
+        "| method | what | why |",
+        "|---|---|---|",
+        *(
+            f"| `{name}` | {'; '.join(odd[name])} | {notes.get(name, '**not explained yet**')} |"
+            for name in sorted(odd)
+        ),
+    ]
+    return "\n".join(told) + "\n"
+
+
+def _mean(found: Mapping[str, Any] | None) -> float:
+    return mean(np.nanmean(scores(found), 1)) if found and "scores" in found else -1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asking = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    asking.add_argument("--quick", action="store_true", help="a smoke test: one round of two steps, one seed; no page")
+    asking.add_argument("--only", help="only federations whose name contains this; no page is written", metavar="NAME")
+    asking.add_argument("--methods", help="only these beside local and fedavg, separated by commas; no page is written")
+    asking.add_argument("--page", action="store_true", help="run nothing: only write the page from what is there")
+    asking.add_argument("--cache", type=Path, default=ROOT / "build" / "common", metavar="FOLDER")
+    asking.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmark.md", metavar="FILE")
+    asked = asking.parse_args(arguments)
+    seeds = SEEDS[:1] if asked.quick else SEEDS
+    chosen = [case for case in cases() if not asked.only or asked.only.lower() in case.name.lower()]
+    if missing := [case for case in chosen if not case.available()]:
+        print(f"{missing[0].needs} is not in the folder that COTERIE_DATA names", file=sys.stderr)
+        return 1
+    names = ["local", "fedavg", *asked.methods.split(",")] if asked.methods else list(METHODS)
+    asked.cache.mkdir(parents=True, exist_ok=True)
+    results = {
+        case.name: {
+            method: read(asked.cache / f"{fingerprint(case, method, seeds, asked.quick)}.json")
+            if asked.page
+            else measure(case, method, seeds, asked.cache, asked.quick)
+            for method in names
+        }
+        for case in chosen
+    }
+    notes = tomllib.loads(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
+    text = page(results, notes)
+    whole = not asked.quick and not asked.only and not asked.methods
+    if whole:
+        files.write_text(asked.out, text)
+    print(f"written to {asked.out}" if whole else text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
