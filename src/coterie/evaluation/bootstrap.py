@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 Weights = NDArray[np.float32]
 Statistic = Callable[[Weights], Array]  # weights [resamples, examples] -> [resamples]
 MAX_WEIGHT_CELLS = 2**19  # of the weight matrix at once: so many stay in the cache
-MAX_MEMBERS_BY_PRODUCT = 128  # of a class: up to here a matrix product is faster than cumulative sums
+MAX_PAIRS_PER_OTHER = 32  # in the wrong order: up to here visiting the pairs is faster than cumulative sums
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
@@ -123,8 +123,7 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
     curves = []
     for label in classes:
         of_class = labels == label
-        by = _by_product if of_class.sum() <= MAX_MEMBERS_BY_PRODUCT else _by_sums
-        curves.append((index[of_class], by(scores[:, label], of_class, index, whole)))
+        curves.append((index[of_class], _likelier_others(scores[:, label], of_class, index, whole)))
 
     def area(weights: Weights) -> Array:
         rows = np.ascontiguousarray(
@@ -147,19 +146,36 @@ def _auroc(scores: Array, labels: NDArray[np.int64], index: NDArray[np.int64], t
     return area
 
 
-def _by_product(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
-    """Return a function from weights [examples, resamples] to the sums over j in `_auroc`, [members, resamples]."""
-    own = scores[of_class, None]
-    known = ((scores < own).astype(whole) + (scores <= own)) * ~of_class  # [members, labels]
-    known = known.reshape(len(own), index[-1] + 1, -1).sum(2)  # the labels of an example are adjacent
-    return lambda rows: _product(known, rows, whole)
+def _likelier_others(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
+    """Return a function from weights [examples, resamples] to the sums over j in `_auroc`, [members, resamples].
 
-
-def _by_sums(scores: Array, of_class: Mask, index: NDArray[np.int64], whole: type[Any]) -> Callable[[Any], Any]:
-    """Do the same for many members: add up the weights of the others in the order of their scores."""
+    A good model puts few others before a member of the class, and then the pairs themselves are visited.
+    """
     others = scores[~of_class]
-    rest = index[~of_class][np.argsort(others)]
-    left, right = (np.searchsorted(np.sort(others), scores[of_class], side) for side in _SIDES)
+    order = np.argsort(others)
+    rest = index[~of_class][order]
+    left, right = (np.searchsorted(others[order], scores[of_class], side) for side in _SIDES)
+    by = _by_pairs if right.sum() <= MAX_PAIRS_PER_OTHER * len(rest) else _by_sums
+    return by(rest, left, right, index[-1] + 1, whole)
+
+
+def _by_pairs(
+    rest: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64], examples: int, whole: type[Any]
+) -> Callable[[Any], Any]:
+    """Do it by a sparse matrix [members, examples]: 2 for a likelier other, 1 for one that is as likely."""
+    from scipy.sparse import csr_array
+
+    end = right.cumsum()
+    place = np.arange(end[-1]) - np.repeat(end - right, right)  # of each pair among the member's own
+    twice = np.where(place < np.repeat(left, right), 2, 1).astype(whole)
+    pairs = csr_array((twice, rest[place], np.concatenate([[0], end])), shape=(len(right), examples))
+    return lambda rows: pairs @ rows
+
+
+def _by_sums(
+    rest: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64], examples: int, whole: type[Any]
+) -> Callable[[Any], Any]:
+    """Do it for many pairs: add up the weights of the others in the order of their scores."""
 
     def below(rows: Any) -> Any:
         sums = np.zeros((len(rest) + 1, rows.shape[1]), whole)

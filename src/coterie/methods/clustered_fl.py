@@ -40,8 +40,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.cluster.hierarchy import linkage, to_tree
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from coterie.core import client_rows, tree
@@ -164,6 +162,9 @@ def _gram(updates: Params) -> Tensor:
 
 def _halves(gram: Tensor) -> tuple[Tensor, float]:
     """Return [clients] bool, true for the half that does not hold the first client, and the largest cosine across."""
+    from scipy.cluster.hierarchy import linkage, to_tree  # here, since every run imports all methods
+    from scipy.spatial.distance import squareform
+
     length = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)
     distance = (1 - gram / length / length[:, None]).clamp_min(0).cpu().numpy()
     np.fill_diagonal(distance, 0.0)

@@ -70,6 +70,8 @@ def write_cards(
             files.write_json(folder / "card.json", card)
             files.write_text(folder / "card.md", to_markdown(card, out))
 
+    import scipy.sparse  # noqa: F401 - intervals of AUROC need it: imported once, before processes are forked
+
     each = CARDS_PER_SMALL_JOB if do or len(result.predictions.y) > MANY_EXAMPLES else CARDS_PER_JOB
     jobs = [partial(write, range(i, min(i + each, len(names)))) for i in range(0, len(names), each)]
     with files.together(2 * len(names)):
