@@ -255,6 +255,7 @@ def test_only_some_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_runner_runs_every_script_there_is() -> None:
     scripts = {path.stem for path in HERE.glob("*.py") if "sys.exit(main" in path.read_text()} - {
         "all",
+        "common",
         "defaults",
         "mutation",
     }  # which measure no time

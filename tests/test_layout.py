@@ -1,13 +1,17 @@
-"""Tests mirror the source: a module's tests are where its name says."""
+"""Tests mirror the source, a module's tests being where its name says; and method files do not repeat each other."""
 
 from __future__ import annotations
 
+import ast
+import tokenize
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
 
+SHARED_LINES = 8  # so many lines in a row may not stand in two method files
 SOURCE = ROOT / "src" / "coterie"
 TESTS = ROOT / "tests"
 # What is about no single module, and what it is about.
@@ -45,3 +49,46 @@ def test_a_test_file_is_named_after_a_module(test: Path) -> None:
     name = str(test.relative_to(TESTS).with_suffix(""))
     found = any(path.exists() for path in mirrored(test))
     assert found != (name in ABOUT_MORE), f"{name}: {'list it in ABOUT_MORE' if not found else 'it is in ABOUT_MORE'}"
+
+
+def code_lines(path: Path) -> list[str]:
+    """Return a file's lines without blank ones, comments, imports, docstrings, and lines that only close brackets."""
+    text = path.read_text()
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        string = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if string or isinstance(node, ast.Import | ast.ImportFrom):
+            left_out |= set(range(node.lineno, node.end_lineno + 1))
+    lines = dict(enumerate(text.splitlines(), 1))
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                lines[token.start[0]] = lines[token.start[0]][: token.start[1]]
+    return [
+        " ".join(line.split()) for number, line in lines.items() if number not in left_out and line.strip(" ()[]{},:")
+    ]
+
+
+def shared_lines(one: list[str], other: list[str]) -> list[str]:
+    """Return the first run of `SHARED_LINES` lines that stand in both, if there is one."""
+    runs = {tuple(other[start : start + SHARED_LINES]) for start in range(len(other) - SHARED_LINES + 1)}
+    found = (tuple(one[start : start + SHARED_LINES]) for start in range(len(one) - SHARED_LINES + 1))
+    return list(next((run for run in found if run in runs), ()))
+
+
+def test_no_two_method_files_share_eight_lines() -> None:
+    files = {path.stem: code_lines(path) for path in sorted((SOURCE / "methods").glob("*.py"))}
+    assert len(files["fedavg"]) >= SHARED_LINES
+    for one, other in combinations(files, 2):
+        shared = shared_lines(files[one], files[other])
+        assert not shared, f"{one}.py and {other}.py share these lines: put them into parts/\n" + "\n".join(shared)
+
+
+def test_shared_lines_are_found_whatever_stands_between_them() -> None:
+    """So that the test above can fail: a file repeats itself, and a comment or a docstring does not hide that."""
+    lines = code_lines(SOURCE / "methods" / "fedavg.py")
+    assert shared_lines(["x = 1", *lines[2 : 2 + SHARED_LINES]], lines) == lines[2 : 2 + SHARED_LINES]
+    assert not shared_lines(lines[: SHARED_LINES - 1], lines)
+    assert not any(line.startswith(("#", "import", "from", '"')) for line in lines)

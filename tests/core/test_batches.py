@@ -27,6 +27,14 @@ def test_one_minibatch_is_paired_with_itself_and_none_stays_none():
     assert batches().epoch(0, 0).paired().index.shape == (1, 0, 4)
 
 
+def test_repeated_epochs_come_one_after_the_other():
+    twice = batches().repeated(2)
+    assert torch.equal(twice.index, torch.cat([batches().index] * 2))
+    assert twice.epoch(2).key.tolist() == batches().epoch(0).key.tolist()
+    assert twice.mask.sum() == 2 * batches().mask.sum()
+    assert twice.count == batches().count
+
+
 def test_first_counts_the_clients_own_minibatches():
     used = batches().first_steps(3).mask.any(-1)
     assert used.tolist() == [[True, True, False], [True, False, False]]

@@ -2,18 +2,9 @@ import pytest
 import torch
 
 from coterie.core.optimizers import SGD
-from coterie.methods import APFL, FedAvg, Local
+from coterie.methods import APFL
 
 from .quadratic import LOOP, STACKED, hessians, linear_terms, simulation, task
-
-
-@pytest.mark.parametrize(("alpha", "other"), [(0.0, FedAvg), (1.0, Local)])
-def test_the_ends_are_fedavg_and_local_training(alpha, other):
-    ours, theirs = simulation(APFL(SGD(0.1), alpha, adaptive=False), 3), simulation(other(SGD(0.1)), 3)
-    for number in (1, 2, 3):
-        ours.train(number, STACKED)
-        theirs.train(number, STACKED)
-    torch.testing.assert_close(ours.views(3, LOOP)["weight"], theirs.views(3, LOOP)["weight"], rtol=1e-12, atol=1e-12)
 
 
 def test_one_step_by_hand():

@@ -11,18 +11,12 @@ from coterie.core.task import Task
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
-from coterie.methods import ClusteredFL, FedAvg
+from coterie.methods import ClusteredFL
 from coterie.methods.clustered_fl import _gram, _halves
 from coterie.storage.paged_rows import Store
 
 from .planted import KINDS, simulation
 from .quadratic import LOOP, STACKED
-
-
-def test_without_splits_it_is_fedavg():
-    ours, theirs = testing.simulate(ClusteredFL(SGD(0.1), splitting=False)), testing.simulate(FedAvg(SGD(0.1)))
-    for name, value in theirs.state.server.items():
-        torch.testing.assert_close(ours.state.server.w[name][1], value, rtol=1e-5, atol=1e-6)
 
 
 def ups(*updates: list[float]) -> TrainedAndBuffers:

@@ -2,20 +2,11 @@ import torch
 
 from coterie.core.optimizers import SGD
 from coterie.experiment.simulation import Simulation
-from coterie.methods import Ditto, FedAvg, Local
+from coterie.methods import Ditto
 
 from .quadratic import DIM, LOOP, SIZES, STACKED, federation, hessians, linear_terms, simulation, task
 
 EYE = torch.eye(DIM, dtype=torch.float64)
-
-
-def test_the_global_model_is_fedavgs_whatever_lambda():
-    ours, theirs = simulation(Ditto(SGD(0.1), lam=3.0), steps=3), simulation(FedAvg(SGD(0.1)), steps=3)
-    for number in (1, 2, 3):
-        ours.train(number, LOOP)
-        theirs.train(number, LOOP)
-    assert torch.equal(ours.state.server["weight"], theirs.state.server["weight"])
-    assert torch.equal(ours.method.global_model(ours.state.server)["weight"], theirs.state.server["weight"])
 
 
 def test_personal_minimiser():
@@ -28,14 +19,6 @@ def test_personal_minimiser():
     for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
         expected = torch.linalg.solve(h + lam * EYE, b + lam * w)
         torch.testing.assert_close(sim.state.clients.v["weight"][k].flatten(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_without_pull_it_is_local_training():
-    ours, theirs = simulation(Ditto(SGD(0.1), lam=0.0), steps=3), simulation(Local(SGD(0.1)), steps=3)
-    for number in (1, 2):
-        ours.train(number, LOOP)
-        theirs.train(number, LOOP)
-    assert torch.equal(ours.state.clients.v["weight"], theirs.state.clients["weight"])
 
 
 def test_a_client_that_never_took_part_deploys_w():

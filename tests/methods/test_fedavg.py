@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from coterie.core.optimizers import SGD
-from coterie.methods import FedAvg, FedAvgFT, FedBN, Local
+from coterie.methods import FedAvg, FedAvgFT, Local
 
 from .quadratic import DIM, LOOP, SHARE, STACKED, hessians, linear_terms, simulation
 
@@ -60,14 +60,6 @@ def test_fine_tuning_takes_exact_steps_from_the_global_model():
         star = torch.linalg.solve(h, b)
         shrink = torch.linalg.matrix_power(torch.eye(DIM, dtype=torch.float64) - LR * h, epochs)
         torch.testing.assert_close(views["weight"][k].flatten(), star + shrink @ (w - star), rtol=1e-6, atol=1e-7)
-
-
-def test_fedbn_without_norm_layers_is_fedavg():
-    ours, theirs = simulation(FedBN(SGD(LR)), steps=2), simulation(FedAvg(SGD(LR)), steps=2)
-    for number in (1, 2):
-        ours.train(number, LOOP)
-        theirs.train(number, LOOP)
-    assert torch.equal(ours.state.server["weight"], theirs.state.server["weight"])
 
 
 def test_weights_are_numbers_of_examples():

@@ -46,12 +46,6 @@ def test_predicts_the_nearest_known_prototype():
     assert (logits[:, 2] < logits[:, :2].amin(1)).all()
 
 
-def test_without_pull_and_with_the_own_head_it_is_local_training():
-    ours = testing.simulate(FedProto(SGD(0.1), lam=0.0, prediction="head"), LOOP, rounds=2)
-    alone = testing.simulate(Local(SGD(0.1)), LOOP, rounds=2)
-    assert all(torch.equal(value, alone.state.clients[name]) for name, value in ours.state.clients.items())
-
-
 def test_first_round_has_no_prototypes_to_pull_to():
     ours = testing.simulate(FedProto(SGD(0.1), lam=100.0), LOOP, rounds=1)
     alone = testing.simulate(Local(SGD(0.1)), LOOP, rounds=1)

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from coterie.core.optimizers import SGD
-from coterie.methods import FedAvg, FedProx
+from coterie.methods import FedProx
 
-from .quadratic import DIM, LOOP, SHARE, STACKED, hessians, linear_terms, simulation
+from .quadratic import DIM, SHARE, STACKED, hessians, linear_terms, simulation
 
 EYE = torch.eye(DIM, dtype=torch.float64)
 
@@ -18,10 +18,3 @@ def test_exact_minimiser(mu):
     solved = [torch.linalg.solve(h + mu * EYE, b + mu * w) for h, b in zip(hessians(), linear_terms(), strict=True)]
     expected = sum(s * each for s, each in zip(SHARE, solved, strict=True))
     torch.testing.assert_close(sim.state.server["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_without_pull_it_is_fedavg():
-    prox, avg = simulation(FedProx(SGD(0.2), mu=0.0), steps=4), simulation(FedAvg(SGD(0.2)), steps=4)
-    prox.train(1, LOOP)
-    avg.train(1, LOOP)
-    assert torch.equal(prox.state.server["weight"], avg.state.server["weight"])

@@ -13,12 +13,6 @@ from .planted import KINDS, simulation
 from .quadratic import LOOP
 
 
-def test_one_cluster_is_fedavg():
-    ours, theirs = testing.simulate(IFCA(SGD(0.1), clusters=1)), testing.simulate(FedAvg(SGD(0.1)))
-    for name, value in theirs.state.server.items():
-        torch.testing.assert_close(ours.state.server.theta[name][0].to(value.dtype), value, rtol=1e-6, atol=1e-7)
-
-
 def test_each_cluster_is_the_mean_of_those_who_took_it():
     method, params = IFCA(clusters=3), {"w": torch.zeros(2)}
     server = method.init_server(params, Population(4, 4))

@@ -14,12 +14,6 @@ from coterie.methods import MOON, FedAvg
 from .quadratic import LOOP
 
 
-def test_without_contrast_it_is_fedavg():
-    ours, theirs = testing.simulate(MOON(SGD(0.1), mu=0.0)), testing.simulate(FedAvg(SGD(0.1)))
-    for name, value in theirs.state.server.items():
-        torch.testing.assert_close(ours.state.server[name], value, rtol=0, atol=1e-7)
-
-
 def test_the_contrast_by_hand():
     """cos = 1 and 0 for the first example, 0.6 and 0.8 for the second, tau = 0.5; the third is padding."""
     z = torch.tensor([[2.0, 0.0], [1.0, 0.0], [1.0, 1.0]])

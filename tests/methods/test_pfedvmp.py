@@ -70,13 +70,6 @@ def test_body_is_the_mean_by_examples_eq_12():
         assert torch.equal(value, fedper.state.server[name])
 
 
-def test_without_pull_it_is_fedper():
-    ours, fedper = simulate(PFedVMP(SGD(0.1), xi1=0.0), rounds=3), simulate(FedPer(SGD(0.1)), rounds=3)
-    views = ours.views(3, LOOP)
-    for name, value in fedper.views(3, LOOP).items():
-        assert torch.equal(views[name], value)
-
-
 def test_one_step_descends_the_loss_plus_the_squared_distance_as_in_a_body_of_512_features():
     xi1, lr, task = 50.0, 0.01, testing.task(norm=False)
     params, batches = task.init(), testing.batches(1).first_steps(1)

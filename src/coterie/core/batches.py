@@ -54,6 +54,11 @@ class Batches(NamedTuple):
         kept = flat.any(-1).cumsum(0) <= steps
         return self._replace(mask=(flat * kept[:, None]).reshape(self.mask.shape))
 
+    def repeated(self, number: int) -> Batches:
+        """Return the same epochs `number` times, one after the other."""
+        index, mask, key = (torch.cat([part] * number) for part in (self.index, self.mask, self.key))
+        return self._replace(index=index, mask=mask, key=key)
+
     def merged(self, examples: int) -> Batches:
         """Merge neighbouring minibatches into fewer ones of at most about `examples` examples.
 

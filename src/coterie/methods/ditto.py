@@ -24,11 +24,12 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
+from coterie.parts import averaging
 
 
 class Client(NamedTuple):
@@ -41,14 +42,10 @@ class Ditto(Method[Params, Client, Params, CountedParams]):
     optimizer: Optimizer = SGD()
     lam: Annotated[float, Field(ge=0, description="lambda, strength of the pull to the global model")] = 1.0
 
-    def init_server(self, params: Params, population: Population) -> Params:
-        return params
+    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
 
     def init_client(self, params: Params) -> Client:
         return Client(params, torch.zeros((), dtype=torch.int64))
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
 
     def local_update(
         self, task: Task, client: Client, down: Params, batches: Batches
@@ -61,9 +58,6 @@ class Ditto(Method[Params, Client, Params, CountedParams]):
             CountedParams(task.sent(w), batches.count),
             {"loss": loss, "global_loss": global_loss},
         )
-
-    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: Client, down: Params, batches: Batches) -> Params:
         return _own_model(client, down)

@@ -89,7 +89,7 @@ class FedALA(Method[Params, Client, Params, CountedParams]):
         models, step = Models(client.theta, down), partial(self._adapt, task)
         weight = scan(step, weight, models, some)
         if self.first_passes > 1:
-            again = _repeated(some, self.first_passes - 1)
+            again = some.repeated(self.first_passes - 1)
             weight = scan(step, weight, models, again._replace(mask=again.mask * (client.rounds == 1)))
         return weight
 
@@ -123,9 +123,3 @@ def _share(batches: Batches, share: float) -> Batches:
     kept = real.cumsum(0) <= (share * real.sum()).ceil().clamp_min(1)
     mask = (batches.mask.flatten(0, 1) * kept[:, None]).reshape(batches.mask.shape)
     return batches._replace(mask=mask)
-
-
-def _repeated(batches: Batches, number: int) -> Batches:
-    """Return the same minibatches `number` times, one after the other."""
-    index, mask, key = (torch.cat([part] * number) for part in (batches.index, batches.mask, batches.key))
-    return batches._replace(index=index, mask=mask, key=key)

@@ -3,8 +3,8 @@
 FedAMP minimises  sum_i F_i(w_i) + lambda A(W),  A(W) = sum_{i<j} A(||w_i - w_j||^2)  (eq. 1), by turns. In round k:
 
     xi_ij = alpha_k A'(||w_i - w_j||^2),  xi_ii = 1 - sum_{j != i} xi_ij              (`_xi`; eq. 7)
-    u_i   = sum_j xi_ij w_j                                                          (`dispatch`; eq. 5)
-    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2                     (`local_update`; eq. 6)
+    u_i   = sum_j xi_ij w_j                                              (`dispatch`; eq. 5)
+    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2        (`cloud_models.pulled_update`; eq. 6)
 
 The paper names three attention-inducing functions A, here written in s = ||w_i - w_j||^2 / sigma and a = `shape`. All
 are concave and nondecreasing with A(0) = 0, and scaled so that A'(0) = 1/sigma (`_slope` is sigma A'):
@@ -28,7 +28,7 @@ With sigma `auto`, A changes every round, and with alpha `auto` lambda does: nei
 default. They hold for a number sigma with alpha `theorem` or `diminishing`, and exact minimisers (tested).
 
 Only trained parameters are sent and compared; buffers and frozen weights stay the client's own. Each client deploys
-w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`attention.onboard_at_mean`).
+w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`cloud_models.onboard`).
 
 Deviations:
 - Eq. 5 drops the 2 of the gradient in eq. 3. We keep eq. 5, so that U = W - (alpha_k / 2) grad A(W), and lambda / 2
@@ -49,8 +49,6 @@ Deviations:
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -61,24 +59,16 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.core.batches import Batches
-from coterie.core.errors import ConfigError, CoterieWarning
-from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.errors import CoterieWarning
+from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
-from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
-from coterie.parts.attention import gentle_pull, onboard_at_mean, typical_value
-from coterie.parts.neighbours import (
-    DISTANCE,
-    Neighbours,
-    collaboration_info,
-    combined_models,
-    initial_state,
-    update_attention,
-)
+from coterie.parts import cloud_models
+from coterie.parts.attention import gentle_pull, typical_value
+from coterie.parts.neighbours import DISTANCE, Neighbours, combined_models, initial_state, update_attention
 
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 Function = Literal["negative-exponential", "scad", "minimax-concave"]
 
 
@@ -109,8 +99,8 @@ class FedAMP(Method[Server, Params, Any, Params]):
     lam: Annotated[
         Literal["auto"] | Positive, Field(description="lambda of eq. 1; alpha auto: in units of alpha_k")
     ] = "auto"
-    start: Annotated[Literal["cloud", "own"], Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
-    total_rounds: Annotated[Literal["auto"] | Count, Field(description="K, for alpha theorem; auto: rounds")] = "auto"
+    start: Annotated[cloud_models.Start, Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
+    total_rounds: Annotated[cloud_models.Rounds, Field(description="K, for alpha theorem; auto: rounds")] = "auto"
     decay: Annotated[
         float, Field(gt=0, le=0.5, description="alpha diminishing: alpha_k is lambda / k^(1/2 + decay)")
     ] = 0.1
@@ -123,44 +113,29 @@ class FedAMP(Method[Server, Params, Any, Params]):
         {"alpha": "diminishing", "sigma": 3.0},
     )
 
+    init_client, personalize, deploy = cloud_models.init_client, cloud_models.personalize, cloud_models.deploy
+    onboard, server_info = cloud_models.onboard, cloud_models.server_info
+
     def scheduled(self, rounds: int) -> Self:
-        fixed = self.alpha != "theorem" or self.total_rounds != "auto"
-        return self if fixed else dataclasses.replace(self, total_rounds=rounds)
+        return cloud_models.with_rounds(self, rounds) if self.alpha == "theorem" else self
 
     def init_server(self, params: Params, population: Population) -> Server:
         w, heard, xi = initial_state(params, population, self.neighbours)
         return Server(w, heard, xi, torch.tensor(False), torch.tensor(0))
 
-    def init_client(self, params: Params) -> Params:
-        return params  # w_i
-
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
         return Down(combined_models(server, ids), (server.rounds + 1).expand(len(ids)))
-
-    def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> tuple[()]:
-        return ()  # a view is the client's own model: nothing is sent for it
 
     def local_update(self, task: Task, client: Params, down: Down, batches: Batches) -> tuple[Params, Params, Info]:
         automatic = self.alpha == "auto" and self.lam == "auto"
         pull = gentle_pull(self.optimizer, batches) if automatic else self._pull(down.k).to(batches.mask.dtype)
-        begin = {**client, **down.u} if self.start == "cloud" else client
-        w, loss = train(task, self.optimizer, begin, batches, quadratic_penalty, (down.u, pull))
-        return w, task.split(w)[0], {"loss": loss}
+        return cloud_models.pulled_update(task, self.optimizer, self.start, client, down.u, pull, batches)
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
         done = server.rounds + 1
         formula = partial(self._xi, server.warned, done + 1)
         w, heard, xi, warned = update_attention(server, ids, ups, DISTANCE, formula)
         return Server(w, heard, xi, warned, done)
-
-    def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return client
-
-    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Params | None) -> Newcomer:
-        return onboard_at_mean(self.aggregate, newcomer, ids, ups)
-
-    def server_info(self, server: Server) -> Info:
-        return collaboration_info(server.xi)
 
     @property
     def _lambda(self) -> float:
@@ -175,9 +150,7 @@ class FedAMP(Method[Server, Params, Any, Params]):
         if self.alpha == "diminishing":
             return k.double() ** (0.5 + self.decay)
         if self.alpha == "theorem":
-            if isinstance(self.total_rounds, str):
-                raise ConfigError(["alpha = theorem: set total_rounds, K, or let coterie.run set it to rounds"])
-            return torch.tensor(math.sqrt(self.total_rounds))
+            return cloud_models.theorem_pull("alpha = theorem", self.total_rounds)
         return torch.tensor(self._lambda if isinstance(self.alpha, str) else self._lambda / self.alpha)
 
     def _xi(self, warned: Tensor, k: Tensor, distance: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,39 +11,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
+from coterie.parts import averaging
 
 
 @dataclass(frozen=True)
 class FedAvg(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
 
-    def init_server(self, params: Params, population: Population) -> Params:
-        return params
-
-    def init_client(self, params: Params) -> tuple[()]:
-        return ()
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
+    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
+    init_client = averaging.init_no_state
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], CountedParams, Info]:
         w, loss = train(task, self.optimizer, down, batches)
         return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
-
-    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return down

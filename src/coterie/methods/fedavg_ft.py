@@ -13,17 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
+from coterie.parts import averaging
 
 
 @dataclass(frozen=True)
@@ -31,18 +29,8 @@ class FedAvgFT(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
     finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
 
-    @property
-    def personalize_epochs(self) -> int:
-        return self.finetune_epochs
-
-    def init_server(self, params: Params, population: Population) -> Params:
-        return params
-
-    def init_client(self, params: Params) -> tuple[()]:
-        return ()
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
+    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
+    init_client, personalize = averaging.init_no_state, averaging.finetune
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
@@ -50,8 +38,6 @@ class FedAvgFT(Method[Params, tuple[()], Params, CountedParams]):
         w, loss = train(task, self.optimizer, down, batches)
         return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
-    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return {**server, **tree.mean(ups.params, ups.count)}
-
-    def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
-        return train(task, self.optimizer, down, batches)[0]
+    @property
+    def personalize_epochs(self) -> int:
+        return self.finetune_epochs

@@ -1,7 +1,7 @@
 """FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021).
 
-    w_i <- w_i - lr * grad f_i(w_i), from w and the own normalisation  (`local_update`; Algorithm 1)
-    every layer except normalisation:  w <- sum_i (n_i / n) w_i        (`aggregate`)
+    w_i <- w_i - lr * grad f_i(w_i), from w and the own normalisation  (`shared_layers.local_update`; Algorithm 1)
+    every layer except normalisation:  w <- sum_i (n_i / n) w_i        (`averaging.aggregate`)
 
 Each client trains and deploys the shared layers with its own normalisation layers (affine parameters and running
 statistics), which are never sent: they are in no message, and not in the server's state. They are found by module type,
@@ -16,16 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from coterie.core import tree
-from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Newcomer, Population
+from coterie.core.method import CountedParams, Method, Newcomer, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
-from coterie.core.training import train
 from coterie.core.tree import Params
+from coterie.parts import averaging, shared_layers
 
 
 @dataclass(frozen=True)
@@ -34,28 +31,13 @@ class FedBN(Method[Params, Params, Params, CountedParams]):
 
     optimizer: Optimizer = SGD()
 
+    dispatch, aggregate = averaging.dispatch, averaging.aggregate
+    init_client, personalize = shared_layers.init_client, shared_layers.personalize
+    local_update = shared_layers.local_update
+
     def init_server(self, params: Params, population: Population) -> Params:
         norm = population.task.norm_names if population.task else frozenset()
         return {name: value for name, value in params.items() if name not in norm}  # the shared layers
-
-    def init_client(self, params: Params) -> Params:
-        return params  # only its normalisation layers are used
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
-
-    def local_update(
-        self, task: Task, client: Params, down: Params, batches: Batches
-    ) -> tuple[Params, CountedParams, Info]:
-        w, loss = train(task, self.optimizer, {**client, **down}, batches)
-        shared = task.sent({name: w[name] for name in down})
-        return w, CountedParams(shared, batches.count), {"loss": loss}
-
-    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return {**server, **tree.mean(ups.params, ups.count)}
-
-    def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return {**client, **down}
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
         return newcomer._replace(only=task.norm_names & task.trainable or None)

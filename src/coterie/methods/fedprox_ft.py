@@ -32,13 +32,7 @@ class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
     finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
-
-    @property
-    def personalize_epochs(self) -> int:
-        return self.finetune_epochs
-
-    def init_client(self, params: Params) -> tuple[()]:
-        return ()
+    init_client, personalize = averaging.init_no_state, averaging.finetune
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
@@ -46,12 +40,13 @@ class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
         w, loss = train(task, self.optimizer, down, batches, quadratic_penalty, (down, torch.tensor(self.mu)))
         return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
-    def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
-        return train(task, self.optimizer, down, batches)[0]
-
     @property
     def pull_option(self) -> str:
         return "mu"
 
     def global_model(self, server: Params) -> Params:
         return server
+
+    @property
+    def personalize_epochs(self) -> int:
+        return self.finetune_epochs

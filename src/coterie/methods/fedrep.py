@@ -21,17 +21,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
+from coterie.parts import averaging, shared_layers
 
 
 @dataclass(frozen=True)
@@ -42,40 +41,21 @@ class FedRep(Method[Params, Params, Params, CountedParams]):
     head_epochs: Annotated[int, Field(ge=1, description="times the head goes through the round's minibatches")] = 1
     body_epochs: Annotated[int, Field(ge=1, description="times the body goes through them, after the head")] = 1
 
-    def init_server(self, params: Params, population: Population) -> Params:
-        head = population.task.head_names if population.task else frozenset()
-        return {name: value for name, value in params.items() if name not in head}  # phi
-
-    def init_client(self, params: Params) -> Params:
-        return params  # only its head is used
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
+    init_server, dispatch, aggregate = averaging.init_body, averaging.dispatch, averaging.aggregate
+    init_client, personalize = shared_layers.init_client, shared_layers.personalize
 
     def local_update(
         self, task: Task, client: Params, down: Params, batches: Batches
     ) -> tuple[Params, CountedParams, Info]:
         start = {**client, **down}
-        head_batches, body_batches = _repeat(batches, self.head_epochs), _repeat(batches, self.body_epochs)
+        head_batches, body_batches = batches.repeated(self.head_epochs), batches.repeated(self.body_epochs)
         theta, head_loss = train(task, self.optimizer, start, head_batches, only=task.head_names)
         theta, loss = train(task, self.optimizer, theta, body_batches, only=frozenset(down))
         phi = task.sent({name: theta[name] for name in down})
         return theta, CountedParams(phi, batches.count), {"loss": loss, "head_loss": head_loss}
-
-    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return {**server, **tree.mean(ups.params, ups.count)}
-
-    def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return {**client, **down}
 
     def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: CountedParams | None) -> Newcomer:
         return newcomer._replace(only=task.head_names & task.trainable or None)
 
     def cautions(self, task: Task, population: Population) -> list[str]:
         return body_cautions(task)
-
-
-def _repeat(batches: Batches, number: int) -> Batches:
-    """Return the same minibatches `number` times, one after the other."""
-    index, mask, key = (torch.cat([part] * number) for part in (batches.index, batches.mask, batches.key))
-    return batches._replace(index=index, mask=mask, key=key)

@@ -3,16 +3,16 @@
 HeurFedAMP is FedAMP with weights from cosines. It is meant for deep networks, where Euclidean distances say little. In
 round k:
 
-    xi_ij = (1 - xi_ii) softmax_{j != i}(sigma cos(w_i, w_j)),  xi_ii a hyper-parameter   (`_xi`; eq. 8)
-    u_i   = sum_j xi_ij w_j                                                          (`dispatch`; eq. 5)
-    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2                     (`local_update`; eq. 6)
+    xi_ij = (1 - xi_ii) softmax_{j != i}(sigma cos(w_i, w_j)),  xi_ii a number   (`_xi`; eq. 8)
+    u_i   = sum_j xi_ij w_j                                              (`dispatch`; eq. 5)
+    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2        (`cloud_models.pulled_update`; eq. 6)
 
 alpha_k and lambda enter only as their ratio, the `pull`: a number, `auto` (default) for one that hardly slows a round
 down (`attention.gentle_pull`), or `theorem` for sqrt(K), which is FedAMP's alpha_k = lambda / sqrt(K). K is the run's
 number of rounds, or `total_rounds`. No theorem of the paper is about eq. 8.
 
 Only trained parameters are sent and compared; buffers and frozen weights stay the client's own. Each client deploys
-w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`attention.onboard_at_mean`).
+w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`cloud_models.onboard`).
 
 Deviations:
 - Alg. 1 draws an initial model for each client. The cosines of such models are all near 0, so all start from one model.
@@ -29,8 +29,6 @@ Deviations:
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -39,24 +37,15 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.core.batches import Batches
-from coterie.core.errors import ConfigError
-from coterie.core.method import Info, Method, Newcomer, Population
+from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
-from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
-from coterie.parts.attention import gentle_pull, onboard_at_mean, typical_value
-from coterie.parts.neighbours import (
-    COSINE,
-    Neighbours,
-    collaboration_info,
-    combined_models,
-    initial_state,
-    update_attention,
-)
+from coterie.parts import cloud_models
+from coterie.parts.attention import gentle_pull, typical_value
+from coterie.parts.neighbours import COSINE, Neighbours, combined_models, initial_state, update_attention
 
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -67,7 +56,7 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HeurFedAMP(Method[Server, Params, Params, Params]):
+class HeurFedAMP(Method[Server, Params, Any, Params]):
     learns_from: ClassVar[str] = "the clients whose models are most like its own"
 
     optimizer: Optimizer = SGD()
@@ -75,45 +64,30 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
     contrast: Annotated[float, Field(gt=0, description="sigma auto: this over the median of 1 - cos")] = 4.0
     self_attention: Annotated[Literal["auto"] | Share, Field(description="xi_ii of eq. 8; auto: FedAMP's")] = "auto"
     pull: Annotated[Literal["auto", "theorem"] | Positive, Field(description="lambda / alpha_k of eq. 6")] = "auto"
-    start: Annotated[Literal["cloud", "own"], Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
-    total_rounds: Annotated[Literal["auto"] | Count, Field(description="K, for pull theorem; auto: rounds")] = "auto"
+    start: Annotated[cloud_models.Start, Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
+    total_rounds: Annotated[cloud_models.Rounds, Field(description="K, for pull theorem; auto: rounds")] = "auto"
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"pull": "theorem"},)
 
+    init_client, personalize, deploy = cloud_models.init_client, cloud_models.personalize, cloud_models.deploy
+    onboard, server_info = cloud_models.onboard, cloud_models.server_info
+
     def scheduled(self, rounds: int) -> Self:
-        fixed = self.pull != "theorem" or self.total_rounds != "auto"
-        return self if fixed else dataclasses.replace(self, total_rounds=rounds)
+        return cloud_models.with_rounds(self, rounds) if self.pull == "theorem" else self
 
     def init_server(self, params: Params, population: Population) -> Server:
         return Server(*initial_state(params, population, self.neighbours))
 
-    def init_client(self, params: Params) -> Params:
-        return params  # w_i
-
     def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
         return combined_models(server, ids)
 
-    def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Params:
-        return {}  # a view is the client's own model: nothing is sent for it
-
     def local_update(self, task: Task, client: Params, down: Params, batches: Batches) -> tuple[Params, Params, Info]:
-        begin = {**client, **down} if self.start == "cloud" else client
-        anchor = (down, self._pull(batches))
-        w, loss = train(task, self.optimizer, begin, batches, quadratic_penalty, anchor)
-        return w, task.split(w)[0], {"loss": loss}
+        pull = self._pull(batches)
+        return cloud_models.pulled_update(task, self.optimizer, self.start, client, down, pull, batches)
 
     def aggregate(self, server: Server, ids: Tensor, ups: Params) -> Server:
         return Server(*update_attention(server, ids, ups, COSINE, self._xi))
-
-    def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return client
-
-    def onboard(self, task: Task, newcomer: Newcomer, ids: Tensor, ups: Params | None) -> Newcomer:
-        return onboard_at_mean(self.aggregate, newcomer, ids, ups)
-
-    def server_info(self, server: Server) -> Info:
-        return collaboration_info(server.xi)
 
     @property
     def pull_option(self) -> str:
@@ -124,9 +98,7 @@ class HeurFedAMP(Method[Server, Params, Params, Params]):
         if self.pull == "auto":
             return gentle_pull(self.optimizer, batches)
         if self.pull == "theorem":
-            if isinstance(self.total_rounds, str):
-                raise ConfigError(["pull = theorem: set total_rounds, K, or let coterie.run set it to rounds"])
-            return torch.tensor(math.sqrt(self.total_rounds))
+            return cloud_models.theorem_pull("pull = theorem", self.total_rounds)
         return torch.tensor(self.pull)
 
     def _xi(self, cosine: Tensor, attends: Tensor, pairs: Tensor) -> tuple[Tensor]:

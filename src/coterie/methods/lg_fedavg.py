@@ -4,8 +4,8 @@
 FedPer turned round: each client learns a representation (the body) of its own, and all share what works on top of it
 (the head, `task.head_names`):
 
-    body_i, head_i <- SGD on f_i(body_i, head_i), from the head as received      (`local_update`; Algorithm 1)
-    head           <- sum_i (n_i / n) head_i                                     (`aggregate`; Algorithm 1)
+    body_i, head_i <- SGD on f_i(body_i, head_i), from head as received   (`shared_layers.local_update`; Algorithm 1)
+    head           <- sum_i (n_i / n) head_i                              (`averaging.aggregate`; Algorithm 1)
 
 Bodies start equal and are never sent, so a message is small, and clients may have different bodies if all end in the
 same head. Each client deploys its own body with the shared head. A model that is nothing but a head makes this equal to
@@ -24,13 +24,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.core.batches import Batches
-from coterie.core.method import CountedParams, Info, Method, Newcomer, Population
+from coterie.core.method import CountedParams, Method, Newcomer, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
-from coterie.core.training import train
 from coterie.core.tree import Params
-from coterie.parts import averaging
+from coterie.parts import averaging, shared_layers
 
 
 @dataclass(frozen=True)
@@ -40,18 +38,8 @@ class LGFedAvg(Method[Params, Params, Params, CountedParams]):
     optimizer: Optimizer = SGD()
 
     init_server, dispatch, aggregate = averaging.init_head, averaging.dispatch, averaging.aggregate
-
-    def init_client(self, params: Params) -> Params:
-        return params  # only its body is used
-
-    def local_update(
-        self, task: Task, client: Params, down: Params, batches: Batches
-    ) -> tuple[Params, CountedParams, Info]:
-        theta, loss = train(task, self.optimizer, {**client, **down}, batches)
-        return theta, CountedParams(task.sent({name: theta[name] for name in down}), batches.count), {"loss": loss}
-
-    def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
-        return {**client, **down}
+    init_client, personalize = shared_layers.init_client, shared_layers.personalize
+    local_update = shared_layers.local_update
 
     def cautions(self, task: Task, population: Population) -> list[str]:
         if not task.head_names:

@@ -25,18 +25,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.method import CountedParams, Info, Method, Population
+from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.training import gradient, train
 from coterie.core.tree import Params
+from coterie.parts import averaging
 
 
 @dataclass(frozen=True)
@@ -45,18 +44,12 @@ class PerFedAvg(Method[Params, tuple[()], Params, CountedParams]):
     alpha: Annotated[float, Field(gt=0, description="step size of a client's adaptation")] = 0.01
     adapt_steps: Annotated[int, Field(ge=0, description="steps on own training data before use")] = 1
 
+    init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
+    init_client = averaging.init_no_state
+
     @property
     def personalize_epochs(self) -> int:
         return self.adapt_steps  # an epoch has at least one minibatch
-
-    def init_server(self, params: Params, population: Population) -> Params:
-        return params
-
-    def init_client(self, params: Params) -> tuple[()]:
-        return ()
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
 
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
@@ -65,9 +58,6 @@ class PerFedAvg(Method[Params, tuple[()], Params, CountedParams]):
         start = (down, self.optimizer.init(task.split(down)[0]), zero, zero)
         w, _, total, seen = scan(partial(self._iteration, task), start, (), batches.paired())
         return (), CountedParams(task.sent(w), batches.count), {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
-
-    def aggregate(self, server: Params, ids: Tensor, ups: CountedParams) -> Params:
-        return {**server, **tree.mean(ups.params, ups.count)}
 
     def personalize(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
         return train(task, SGD(self.alpha), down, batches.first_steps(self.adapt_steps))[0]

@@ -33,12 +33,13 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.method import Info, Method, Population, TrainedAndBuffers
+from coterie.core.method import Info, Method, TrainedAndBuffers
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, proximal_steps
 from coterie.core.tree import Params
+from coterie.parts import averaging
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -62,14 +63,10 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
     ] = "w"
     weighting: Annotated[Literal["samples", "uniform"], Field(description="what a client weighs in w")] = "samples"
 
-    def init_server(self, params: Params, population: Population) -> Params:
-        return params
+    init_server, dispatch = averaging.init_server, averaging.dispatch
 
     def init_client(self, params: Params) -> Client:
         return Client(params, torch.zeros((), dtype=torch.int64))
-
-    def dispatch(self, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-        return tree.broadcast(server, len(ids))
 
     def local_update(
         self, task: Task, client: Client, down: Params, batches: Batches

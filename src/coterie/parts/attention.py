@@ -9,15 +9,12 @@ In this file and in `neighbours`, a client has been *heard* once it has sent a m
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from coterie.core import client_rows, tree
+from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import Newcomer
 from coterie.core.optimizers import Optimizer
 from coterie.core.tree import Params
 
@@ -161,37 +158,6 @@ def gentle_pull(optimizer: Optimizer, batches: Batches) -> Tensor:
     steps = (batches.mask.sum(-1) > 0).sum().to(batches.mask.dtype)
     size = getattr(optimizer, "lr", 0.0)
     return PULL_AT_END / (size * steps).clamp_min(PULL_AT_END / MAX_PULL)
-
-
-class LastUploads(Protocol):
-    """A server that keeps the last model of every client."""
-
-    @property
-    def w(self) -> Any: ...  # rows of the population
-    @property
-    def heard(self) -> Tensor: ...  # [population] bool
-
-
-def onboard_at_mean(
-    aggregate: Callable[[Any, Tensor, Params], LastUploads], newcomer: Newcomer, ids: Tensor, ups: Any
-) -> Newcomer:
-    """Let a newcomer join: `Method.onboard` of methods with attention.
-
-    The newcomer begins at the mean of the models that were heard, from where all others are about equally near; its own
-    data then decides whom it attends to. Its messages replace its own row of the server, and no other.
-
-    Args:
-        aggregate: the method's `aggregate`.
-        newcomer: the newcomer before this call; its server has the last row for it.
-        ids: [1], the number of that row.
-        ups: None before its first round, and after each round its message.
-    """
-    server: LastUploads = newcomer.server
-    if ups is not None:
-        return newcomer._replace(server=aggregate(server, ids, ups))
-    start = client_rows.mean(server.w, server.heard)
-    joined = aggregate(server, ids, tree.broadcast(start, 1))
-    return newcomer._replace(server=joined, params={**newcomer.params, **start})
 
 
 def _gram(rows: Params, centre: bool) -> Tensor:

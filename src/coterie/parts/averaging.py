@@ -8,6 +8,8 @@ A method takes them as they are, without inheriting from another one:
         init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
 
 `init_body` is for methods whose clients keep their heads, and `init_head` for those whose clients share nothing else.
+`init_no_state` is for clients that keep nothing, and `finetune` for those that train what they receive before they use
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
+from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Population
+from coterie.core.task import Task
+from coterie.core.training import train
 from coterie.core.tree import Params
 
 
@@ -39,6 +44,11 @@ def init_head(self: Any, params: Params, population: Population) -> Params:
     return {name: value for name, value in params.items() if name in head}
 
 
+def init_no_state(self: Any, params: Params) -> tuple[()]:
+    """Return the private state of a client that keeps nothing from round to round."""
+    return ()
+
+
 def dispatch(self: Any, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
     """Send w to every client of the round."""
     return tree.broadcast(server, len(ids))
@@ -47,3 +57,8 @@ def dispatch(self: Any, server: Params, ids: Tensor, rng: torch.Generator) -> Pa
 def aggregate(self: Any, server: Params, ids: Tensor, ups: CountedParams) -> Params:
     """Return sum_i (n_i / n) w_i over the clients of the round; what they do not send (`Task.sent`) stays as it is."""
     return {**server, **tree.mean(ups.params, ups.count)}
+
+
+def finetune(self: Any, task: Task, client: tuple[()], down: Params, batches: Batches) -> Params:
+    """Return the received w after the optimiser went through the client's own data."""
+    return train(task, self.optimizer, down, batches)[0]
