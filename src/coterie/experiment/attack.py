@@ -76,7 +76,8 @@ def copied(w: Tensor, sent: Tensor, hostile: Tensor, draw: torch.Generator) -> T
     far = torch.cdist(honest, honest, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     victim = torch.arange(int(hostile.sum())) % len(honest)
     against = -step[victim] / step[victim].norm(dim=1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    return honest[victim] + COPIED * far[victim].min(1, keepdim=True).values * against
+    half_way: Tensor = COPIED * far[victim].min(1, keepdim=True).values
+    return honest[victim] + half_way * against
 
 
 MESSAGES: Mapping[str, Forgery] = {
@@ -207,7 +208,7 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
     )
-    if attack in MESSAGES:
+    if attack is not None and attack in MESSAGES:
         sim.tamper = tampering(attack, hostile, config.seed)
     compiled = not unavailable() if config.compile is None else config.compile
     engine = Engine("stacked" if config.engine == "auto" else config.engine, compiled)

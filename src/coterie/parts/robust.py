@@ -85,7 +85,8 @@ def clip(w: Tensor, radius: float | None) -> Tensor:
     away = w - centre
     distance = away.norm(dim=1, keepdim=True)
     most = distance.quantile(0.5) if radius is None else distance.new_tensor(radius)
-    return centre + away * (most / distance.clamp_min(torch.finfo(w.dtype).tiny)).clamp_max(1)
+    shorter: Tensor = (most / distance.clamp_min(torch.finfo(w.dtype).tiny)).clamp_max(1)
+    return centre + away * shorter
 
 
 def _trim(w: Tensor, number: int) -> Tensor:
