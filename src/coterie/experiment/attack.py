@@ -76,8 +76,9 @@ def copied(w: Tensor, sent: Tensor, hostile: Tensor, draw: torch.Generator) -> T
     far = torch.cdist(honest, honest, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     victim = torch.arange(int(hostile.sum())) % len(honest)
     against = -step[victim] / step[victim].norm(dim=1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    half_way: Tensor = COPIED * far[victim].min(1, keepdim=True).values
-    return honest[victim] + half_way * against
+    half_way = COPIED * far[victim].min(1, keepdim=True).values
+    found: Tensor = honest[victim] + half_way * against
+    return found
 
 
 MESSAGES: Mapping[str, Forgery] = {
