@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coterie.data import Federation as Federation
     from coterie.data import from_clients as from_clients
     from coterie.evaluation import Benefit as Benefit
+    from coterie.experiment.attack import attack as attack
     from coterie.experiment.plan import RunPlan as RunPlan
     from coterie.experiment.plan import plan as plan
     from coterie.experiment.result import Result as Result
@@ -55,6 +56,7 @@ _WHERE = {
     "Result": "experiment.result",
     "RunPlan": "experiment.plan",
     "Task": "core.task",
+    "attack": "experiment.attack",
     "compare": "experiment.several.compare",
     "compare_runs": "experiment.several.compare_runs",
     "export": "experiment.take_home.export",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli import (
+    attack,
     compare,
     data,
     data_schema,
@@ -37,6 +38,7 @@ app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.plan)
 app.command()(resume.resume)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(attack.attack)
 app.command()(report.report)
 app.command()(predict.predict)
 app.command()(export.export)

@@ -127,6 +127,16 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     A key is "option = value", an option (whatever its other values are), or "defaults".
     """
 
+    @property
+    def averaged(self) -> tuple[str, ...] | None:
+        """The fields of its messages that reach the server's state by nothing but their weighted mean.
+
+        `--robust` (`coterie.parts.robust`) acts on these. None: the models of `CountedParams` and of
+        `TrainedAndBuffers`, if the method's messages are of these types, and else nothing. An empty tuple: the
+        server uses models in another way.
+        """
+        return None
+
     def scheduled(self, rounds: int) -> Self:
         """Return the method for a run of so many rounds; by default itself.
 

@@ -29,6 +29,7 @@ from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
 from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
 from coterie.models import find_model
+from coterie.parts import robust
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -102,6 +103,9 @@ class Config(BaseModel):
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
+    robust: str | None = Field(
+        None, description="average robustly: median, trimmed:0.2, krum:1, geometric-median, clip:auto"
+    )
     holdout: float = Field(
         0.0, ge=0, lt=1, description="share of the clients that are kept out, and onboarded at the end"
     )
@@ -155,6 +159,13 @@ class Config(BaseModel):
     @classmethod
     def _track(cls, value: str | None) -> str | None:
         parse_trackers(value)
+        return value
+
+    @field_validator("robust")
+    @classmethod
+    def _robust(cls, value: str | None) -> str | None:
+        if value is not None:
+            robust.parse(value)
         return value
 
     @field_validator("silos", mode="before")
@@ -213,6 +224,15 @@ class Config(BaseModel):
     def participants(self, clients: int) -> int:
         """Return how many of `clients` take part in a round."""
         return self.clients_per_round or max(1, round(self.fraction * clients))
+
+    def ready(self, method: AnyMethod) -> AnyMethod:
+        """Return the method as this run calls it: for its number of rounds, and robust if that is asked for.
+
+        Raises:
+            ConfigError: it cannot be made robust.
+        """
+        method = method.scheduled(self.rounds)
+        return method if self.robust is None or self.method == "local" else robust.robust(method, self.robust)
 
     def to_file(self) -> dict[str, Any]:
         """Return what config.toml holds: of two settings that exclude each other, only the one in force."""
@@ -331,7 +351,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     problems += more
     if problems or method is None:
         raise ConfigError(problems)
-    return config, method.scheduled(config.rounds)
+    return config, config.ready(method)
 
 
 def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:

@@ -49,7 +49,7 @@ class Setup:
         settings = {"method": name_of(method), "hyper": values_of(method)}
         settings["optimizer"] = optimizer_values(method) or self.config.optimizer
         config = self.config.model_copy(update=settings)
-        return dataclasses.replace(self, config=config, method=method)
+        return dataclasses.replace(self, config=config, method=config.ready(method))
 
 
 @timed("prepare")
@@ -87,8 +87,9 @@ def prepare(
     if absent:
         raise ConfigError([absent])
     if not isinstance(method, str):
-        built = method.scheduled(config.rounds)
-        config = config.model_copy(update={"method": name_of(method), "hyper": values_of(built)})
+        config = config.model_copy(update={"method": name_of(method)})
+        built = config.ready(method)
+        config = config.model_copy(update={"hyper": values_of(built)})
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)

@@ -62,6 +62,8 @@ class Simulation:
     place: Place = field(default_factory=Central)  # where messages are combined
     heard: int | None = None  # how many participants are aggregated; None: all
     store: Store | None = None  # keeps the rows of many clients; None: they are in memory
+    # (round, ids, down, ups) -> the messages as hostile clients make them; None: nobody is hostile
+    tamper: Callable[[int, list[int], Tree, Tree], Tree] | None = None
 
     @classmethod
     def start(
@@ -140,6 +142,7 @@ class Simulation:
         threads = threads_for(tuple(rows for _, rows in results))
         with threads, on(self.federation.x.device):
             clients, ups, info = in_order(results, ids)
+            ups = ups if self.tamper is None else self.tamper(round, ids, down, ups)
             self._check(round, ids, ups, info)
             at = self._at(ids)
             heard, messages = at, ups

@@ -78,6 +78,10 @@ class ClusteredFL(Method[Server, tuple[()], Params, TrainedAndBuffers]):
         {"first_split": 1, "ratio": 0.9, "eps1": 1e-6, "separation": 0.4},
     )
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ()  # clusters have means of their own
+
     def init_server(self, params: Params, population: Population) -> Server:
         everybody = torch.zeros(population.size, dtype=torch.int64)
         return Server(population.rows(params), everybody, torch.zeros((), dtype=torch.int64))

@@ -121,6 +121,10 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         {"weighting": "omega"},
     )
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ("theta", "buffers") if self.prior == "gaussian" else ()  # others learn from the spread, too
+
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         unit = torch.ones(()) if self.sigma2 == "auto" and self.prior != "gaussian" else ()

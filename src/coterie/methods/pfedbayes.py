@@ -80,6 +80,10 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     learn_variance: Annotated[bool, Field(description="learn the variances as well as the means")] = True
     draws: Annotated[int, Field(ge=0, description="models drawn for a prediction; 0 predicts with the means")] = 0
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ("mu", "rho")
+
     def init_server(self, params: Params, population: Population) -> Gaussian:
         return self._around(params)
 

@@ -85,6 +85,10 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"room": 8},)
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ("body",)
+
     def init_server(self, params: Params, population: Population) -> Server:
         classes, dim = class_moments.dimensions(population.task)
         head = population.task.head_names if population.task else frozenset()

@@ -62,6 +62,10 @@ class Scaffold(Method[Server, Params, Down, Up]):
         Literal["path", "gradient"], Field(description="c_i from the gradients of the round, or at the received model")
     ] = "path"
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return ("y", "change")
+
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         return Server(params, tree.map(torch.zeros_like, trained), torch.tensor(float(population.size)))

@@ -1,0 +1,165 @@
+"""Robust aggregation: one hostile client must not move the clients' mean wherever it wants.
+
+A server that averages, w <- sum_i p_i w_i, can be moved anywhere by one client. Here the models of a round are made
+robust before the method combines them. Of the clients' models w_1, ..., w_n, as vectors:
+
+    median             the median of each coordinate                                   (`median`; Yin et al. 2018)
+    trimmed:b          the mean of each coordinate without its floor(b n) smallest     (`trimmed`; Yin et al. 2018)
+                       and as many largest values
+    krum:f             the w_i whose n - f - 2 nearest others are nearest, by the      (`krum`; Blanchard et al. 2017)
+                       sum of squared distances
+    geometric-median   argmin_z sum_i ||w_i - z||, by Weiszfeld's iteration            (`geometric_median`;
+                                                                                       Pillutla et al. 2022)
+    clip:r             w_i <- m + min(1, r / ||w_i - m||) (w_i - m), where m is the    (`clip`)
+                       median; clip:auto takes the median of ||w_i - m|| for r
+
+All but `clip` give every client of the round the same robust model, so that the method's mean is this model, whatever
+its weights are: weights, which a client may lie about, no longer matter, and neither do numbers of examples. Integer
+leaves are rounded.
+
+This is a wrapper around `aggregate` (`robust`), not a method. It needs a method that uses the models in its messages
+by nothing but their weighted mean; `averaged_fields` says which fields of a message these are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from coterie.core import tree
+from coterie.core.errors import ConfigError
+from coterie.core.method import CountedParams, Method, TrainedAndBuffers
+from coterie.core.tree import Tree
+
+AnyMethod = Method[Any, Any, Any, Any]
+Rule = Callable[[Tensor], Tensor]  # [clients, numbers] -> the same shape
+WEISZFELD_STEPS = 50
+NEAR_ZERO = 1e-12  # of the mean distance: a point so near to another counts as so near
+CHOICES = "median, trimmed:0.2, krum:1, geometric-median, clip:auto or clip:10"
+
+
+def median(w: Tensor) -> Tensor:
+    """Return the median of each coordinate, for every client; of an even number, the mean of the two in the middle."""
+    return w.quantile(0.5, 0).expand_as(w) if w.numel() <= 2**24 else _trim(w, (len(w) - 1) // 2)
+
+
+def trimmed(w: Tensor, share: float) -> Tensor:
+    """Return the mean of each coordinate without the smallest and largest floor(share n) values, for every client."""
+    return _trim(w, int(share * len(w)))
+
+
+def krum(w: Tensor, hostile: int) -> Tensor:
+    """Return the model that lies closest to its n - hostile - 2 nearest others, for every client.
+
+    Raises:
+        ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
+    """
+    n = len(w)
+    if n < 2 * hostile + 3:
+        raise ConfigError(
+            [f"robust = 'krum:{hostile}' needs {2 * hostile + 3} clients in a round, and {n} were heard: use median"]
+        )
+    squares = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+    score = squares.sort(1).values[:, 1 : n - hostile - 1].sum(1)  # the first is the client itself
+    return w[score.argmin()].expand_as(w)
+
+
+def geometric_median(w: Tensor) -> Tensor:
+    """Return the point with the least sum of distances to all models, for every client."""
+    z = w.mean(0)
+    for _ in range(WEISZFELD_STEPS):
+        distance = (w - z).norm(dim=1)
+        pull = 1 / distance.clamp_min((NEAR_ZERO * distance.mean()).clamp_min(torch.finfo(w.dtype).tiny))
+        z = (pull / pull.sum()) @ w
+    return z.expand_as(w)
+
+
+def clip(w: Tensor, radius: float | None) -> Tensor:
+    """Return every model no further from the median than `radius`; None: than the median of these distances."""
+    centre = median(w)
+    away = w - centre
+    distance = away.norm(dim=1, keepdim=True)
+    most = distance.quantile(0.5) if radius is None else distance.new_tensor(radius)
+    shorter: Tensor = (most / distance.clamp_min(torch.finfo(w.dtype).tiny)).clamp_max(1)
+    return centre + away * shorter
+
+
+def _trim(w: Tensor, number: int) -> Tensor:
+    ordered = w.sort(0).values
+    return ordered[number : len(w) - number].mean(0).expand_as(w)
+
+
+def parse(text: str) -> Rule:
+    """Return the rule that `text` names.
+
+    Raises:
+        ValueError: it names none; the message says what there is.
+    """
+    name, _, given = text.partition(":")
+    try:
+        if text in ("median", "geometric-median"):
+            return median if text == "median" else geometric_median
+        if name == "trimmed" and 0 <= float(given) < 0.5:
+            return functools.partial(trimmed, share=float(given))
+        if name == "krum" and int(given) >= 0:
+            return functools.partial(krum, hostile=int(given))
+        if name == "clip" and (given == "auto" or 0 < float(given) < float("inf")):
+            return functools.partial(clip, radius=None if given == "auto" else float(given))
+    except ValueError:
+        pass
+    raise ValueError(f"choose {CHOICES}; a share to trim is below 0.5")
+
+
+def averaged_fields(method: AnyMethod) -> tuple[str, ...]:
+    """Return the fields of the method's messages that reach the server's state by their weighted mean only."""
+    if method.averaged is not None:
+        return method.averaged
+    bases = (base for cls in type(method).__mro__ for base in cls.__dict__.get("__orig_bases__", ()))
+    arguments = next((get_args(base) for base in bases if len(get_args(base)) == 4), (None,) * 4)
+    kinds: dict[Any, tuple[str, ...]] = {CountedParams: ("params",), TrainedAndBuffers: ("trained", "buffers")}
+    return kinds.get(arguments[3], ())
+
+
+def robust(method: AnyMethod, rule: str) -> AnyMethod:
+    """Return the method with `aggregate` wrapped: its messages are made robust first.
+
+    Raises:
+        ConfigError: the method does not average, or there is no such rule.
+    """
+    fields = averaged_fields(method)
+    if not fields:
+        raise ConfigError(
+            [
+                f"robust = {rule!r}: {type(method).__name__} does not average the models that it is sent, "
+                "so leave robust out, or choose a method that averages"
+            ]
+        )
+    apply, wrapped = parse(rule), copy.copy(method)
+
+    def aggregate(server: Any, ids: Tensor, ups: Any) -> Any:
+        models = {name: getattr(ups, name) for name in fields}
+        return method.aggregate(server, ids, ups._replace(**_on_rows(apply, models)))
+
+    # An attribute of the instance goes before the class's function, in every engine and on every server.
+    object.__setattr__(wrapped, "aggregate", aggregate)
+    return wrapped
+
+
+def _on_rows(rule: Rule, models: Tree) -> Any:
+    """Apply a rule to rows of models, all leaves of a client being one vector."""
+    flat = tree.pack(models)
+    if not flat or len(next(iter(flat.values()))) < 2:
+        return models
+    parts = {path: leaf.reshape(len(leaf), -1) for path, leaf in flat.items()}
+    joined = rule(torch.cat([part.double() for part in parts.values()], 1))
+    pieces = torch.split(joined, [part.shape[1] for part in parts.values()], 1)
+    new = {}
+    for (path, leaf), piece in zip(flat.items(), pieces, strict=True):
+        value = piece.reshape(leaf.shape)
+        new[path] = (value if leaf.is_floating_point() else value.round()).to(leaf.dtype)
+    return tree.rebuild(new, models)

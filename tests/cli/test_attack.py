@@ -1,0 +1,20 @@
+from tests.cli.commands import TINY, cli
+
+
+def test_the_table_has_a_row_for_each_attack_and_a_column_for_each_defence():
+    told = cli("attack", *TINY, "--method", "fedavg", "--attacks", "scaled", "--robust", "median")
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith("fedavg on digits: 10 clients, model mlp, 1 round of 1 step")
+    assert "hostile: client-" in told.output.splitlines()[0]
+    assert [line.split()[1] for line in told.output.splitlines() if "scaled" in line] == ["scaled"]
+    assert "none" in told.output
+    assert "median" in told.output
+    assert "no attack" in told.output
+
+
+def test_what_cannot_be_is_refused_in_words():
+    assert "there is no attack 'flood'" in cli("attack", *TINY, "--method", "fedavg", "--attacks", "flood").output
+    told = cli("attack", *TINY, "--method", "fedamp", "--attacks", "little", "--robust", "median")
+    assert told.exit_code == 2
+    assert "FedAMP does not average the models that it is sent" in told.output
+    assert "choose median, trimmed:0.2" in cli("attack", *TINY, "--method", "fedavg", "--robust", "mean").output
