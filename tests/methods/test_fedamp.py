@@ -126,6 +126,17 @@ def test_equal_models_have_equal_weights_by_default(method):
     torch.testing.assert_close(after(method, same).xi, torch.full((4, 4), 0.25, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("method", BOTH, ids=["fedamp", "heurfedamp"])
+def test_what_is_above_the_cap_goes_to_the_own_model(method):
+    w = models()
+    free = after(method, w).xi
+    itself = torch.eye(len(free), dtype=torch.bool)
+    cap = float(free[~itself].max()) / 2
+    capped = after(dataclasses.replace(method, cap=cap), w).xi
+    torch.testing.assert_close(capped[~itself], free[~itself].clamp_max(cap))
+    torch.testing.assert_close(capped.sum(1), torch.ones(6, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("self_attention", ["auto", 0.3])
 @pytest.mark.parametrize("sigma", ["auto", 7.0, 5000.0])
 def test_heuristic_weights_eq_8(sigma, self_attention):

@@ -22,6 +22,7 @@ from coterie.parts.mixtures import (
     Contributions,
     Losses,
     Mixture,
+    capped,
     deployed_mass,
     epsilon_greedy,
     pruned_mixture,
@@ -258,11 +259,17 @@ def test_a_model_that_nobody_uses_is_not_moved_by_adam():
     torch.testing.assert_close(moved[1e-3], torch.tensor([-0.01, 0.0]))
 
 
+def test_no_other_model_weighs_more_than_the_cap():
+    weight = torch.tensor([0.1, 0.7, 0.2])
+    assert capped(weight, 0.3).tolist() == pytest.approx([0.5, 0.3, 0.2])
+    assert torch.equal(capped(weight, 1.0), weight)
+
+
 def test_predictions_are_mixed_and_the_useless_are_pruned():
     task = Task(nn.Linear(3, 2), num_classes=2)
     draw = torch.Generator().manual_seed(0)
     phi = {"weight": torch.randn(3, 2, 3, generator=draw), "bias": torch.randn(3, 2, generator=draw)}
-    view = pruned_mixture(phi, -torch.tensor([0.6, 0.395, 0.005]).log(), torch.ones(3) > 0, prune_below=0.01)
+    view = pruned_mixture(phi, -torch.tensor([0.6, 0.395, 0.005]).log(), torch.ones(3) > 0, prune_below=0.01, cap=1.0)
     share = torch.tensor([0.6, 0.395, 0.0]) / 0.995
     torch.testing.assert_close(view.weight, share)
     assert torch.equal(view.models["weight"][2], phi["weight"][0]), "what is pruned is not deployed"
@@ -270,9 +277,9 @@ def test_predictions_are_mixed_and_the_useless_are_pruned():
     outputs = [torch.softmax(x @ w.T + b, 1) for w, b in zip(phi["weight"], phi["bias"], strict=True)]
     expected = share[0] * outputs[0] + share[1] * outputs[1]
     torch.testing.assert_close(FedeRiCo().predict(task, view, x), expected.log())
-    assert pruned_mixture(phi, torch.zeros(3), torch.ones(3) > 0, prune_below=0.9).weight.tolist() == pytest.approx(
-        [1 / 3] * 3
-    )
+    assert pruned_mixture(
+        phi, torch.zeros(3), torch.ones(3) > 0, prune_below=0.9, cap=1.0
+    ).weight.tolist() == pytest.approx([1 / 3] * 3)
     regression = Task(nn.Linear(3, 2), "regression")
     mean = sum(s * (x @ w.T + b) for s, w, b in zip(share, phi["weight"], phi["bias"], strict=True))
     torch.testing.assert_close(FedeRiCo().predict(regression, Mixture(phi, share), x), mean)

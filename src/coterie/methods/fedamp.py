@@ -30,6 +30,9 @@ default. They hold for a number sigma with alpha `theorem` or `diminishing`, and
 Only trained parameters are sent and compared; buffers and frozen weights stay the client's own. Each client deploys
 w_i. A newcomer begins at the mean of all w_j, and its own row of xi then gives its u_i (`cloud_models.onboard`).
 
+`cap` below 1, which is not in the paper, lets no other client weigh more than that in u_i, however alike it is; what
+it loses goes to w_i. A hostile client may imitate another's model.
+
 Deviations:
 - Eq. 5 drops the 2 of the gradient in eq. 3. We keep eq. 5, so that U = W - (alpha_k / 2) grad A(W), and lambda / 2
   stands in eq. 1.
@@ -106,11 +109,13 @@ class FedAMP(Method[Server, Params, Any, Params]):
     ] = 0.1
     shape: Annotated[float, Field(gt=2, description="a of scad and minimax-concave")] = 3.7
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
+    cap: Annotated[float, Field(gt=0, le=1, description="most that one other client may weigh")] = 1.0
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"attention": "scad"},
         {"alpha": "theorem", "sigma": 3.0},
         {"alpha": "diminishing", "sigma": 3.0},
+        {"contrast": 0.1, "cap": 0.1},
     )
 
     init_client, personalize, deploy = cloud_models.init_client, cloud_models.personalize, cloud_models.deploy
@@ -165,7 +170,8 @@ class FedAMP(Method[Server, Params, Any, Params]):
             if not bool(warned) and float(wanted) > float(most.min()):
                 _warn_that_alpha_is_lowered(float(wanted), float(most.min()))
                 warned = torch.tensor(True)
-        return torch.where(attends, alpha / sigma * self._slope(distance / sigma), 0.0), warned
+        xi = alpha / sigma * self._slope(distance / sigma)
+        return torch.where(attends, xi, 0.0).clamp_max(self.cap), warned
 
     def _slope(self, s: Tensor) -> Tensor:
         """Return sigma A' at the distances s."""

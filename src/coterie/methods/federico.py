@@ -36,6 +36,8 @@ Deviations:
   many others as the number says, or all that it ever had (`all`), with the weights divided by their sum. The paper
   sums over all j, but notes that nearly all w_ij are nearly 0 (section 4.3). What the deployed models have of the
   posterior weight is logged as `deployed_mass`.
+- `cap` below 1, which is not in the paper, lets no other client's model weigh more than that, in training and in
+  prediction; the rest goes to the client's own.
 """
 
 from __future__ import annotations
@@ -100,10 +102,12 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         Literal["best", "all"] | Annotated[int, Field(ge=0)],
         Field(description="others whose models are deployed; best: as many as neighbours"),
     ] = "best"
+    cap: Annotated[float, Field(gt=0, le=1, description="most that another client's model may weigh")] = 1.0
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},
         {"neighbours": 1, "deployed": 0},
+        {"cap": 0.1},
     )
 
     not_meant_to_learn: ClassVar[dict[str, str]] = {
@@ -167,7 +171,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         beta = self.beta if self.loss_tracking == "ema" else None
         losses = mixtures.track_losses(down.losses, whose, tau * loss, beta)
         w = mixtures.posterior(losses.tracked, losses.visited)  # [N]
-        weight = (whose * w).sum(1)  # [K]
+        weight = mixtures.capped((whose * w).sum(1), self.cap)  # [K]
         optimizer = self.optimizer if self.local_work == "epochs" else None
         times = tau if self.temperature == "count" and optimizer is None else torch.ones(())
         steps = mixtures.contributions(task, optimizer, models, weight, times, batches)
@@ -192,7 +196,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         owners, models = down.models
         losses = tree.rows(down.losses, owners.clamp_min(0))  # [K]
         allowed = (losses.visited & (owners >= 0)) | (owners == owners[0])
-        return mixtures.pruned_mixture(models, losses.tracked, allowed, self.prune_below)
+        return mixtures.pruned_mixture(models, losses.tracked, allowed, self.prune_below, self.cap)
 
     def predict(self, task: Task, view: Mixture, x: Tensor) -> Tensor:
         return mixtures.predict_mixture(task, view, x)

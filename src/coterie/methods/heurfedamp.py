@@ -25,6 +25,7 @@ Deviations:
   `start` is `cloud` (default), at u_i, or `own`, at its own w_i; see FedAMP.
 - A client that takes no part in a round counts with its last upload, and one that never took part not at all.
 - With very many clients, each may attend to its `neighbours` only, the k most like it so far (`parts/neighbours.py`).
+`cap`: see FedAMP; what others lose goes to xi_ii.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class HeurFedAMP(Method[Server, Params, Any, Params]):
     start: Annotated[cloud_models.Start, Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
     total_rounds: Annotated[cloud_models.Rounds, Field(description="K, for pull theorem; auto: rounds")] = "auto"
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
+    cap: Annotated[float, Field(gt=0, le=1, description="most that one other client may weigh")] = 1.0
 
-    law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"pull": "theorem"},)
+    law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"pull": "theorem"}, {"contrast": 0.1, "cap": 0.1})
 
     init_client, personalize, deploy = cloud_models.init_client, cloud_models.personalize, cloud_models.deploy
     onboard, server_info = cloud_models.onboard, cloud_models.server_info
@@ -112,4 +114,4 @@ class HeurFedAMP(Method[Server, Params, Any, Params]):
             self_weight = torch.tensor(self.self_attention)
         # A client that has nobody to attend to gets NaN from the softmax, which is not used.
         share = torch.softmax((sigma * cosine).masked_fill(~attends, -torch.inf), 1)
-        return (torch.where(attends, (1 - self_weight) * share, 0.0),)
+        return (torch.where(attends, (1 - self_weight) * share, 0.0).clamp_max(self.cap),)

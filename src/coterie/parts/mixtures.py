@@ -194,7 +194,13 @@ def deployed_mass(tracked: Tensor, visited: Tensor, itself: Tensor, number: int,
     return (chosen * _kept(chosen / chosen.sum(), prune_below)).sum()
 
 
-def pruned_mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float) -> Mixture:
+def capped(weight: Tensor, cap: float) -> Tensor:
+    """Return the weights [K] with none of the others' above `cap`; the rest goes to the first, the client's own."""
+    others = weight[1:].clamp_max(cap)
+    return torch.cat([weight[:1] + (weight[1:] - others).sum(), others])
+
+
+def pruned_mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below: float, cap: float) -> Mixture:
     """Weigh K models by their posterior, and prune those that count little.
 
     Args:
@@ -203,11 +209,12 @@ def pruned_mixture(models: Params, tracked: Tensor, allowed: Tensor, prune_below
         allowed: [K] bool, which of them may count at all.
         prune_below: a model of less weight gets weight 0 and becomes a copy of the first, so that it need not be kept;
             the heaviest always stays.
+        cap: the most that a model of another client may weigh.
     """
     weight = posterior(tracked, allowed)
     kept = _kept(weight, prune_below)
     models = vmap(tree.where, in_dims=(0, 0, None))(kept, models, tree.rows(models, 0))
-    return Mixture(models, weight * kept / (weight * kept).sum())
+    return Mixture(models, capped(weight * kept / (weight * kept).sum(), cap))
 
 
 def _kept(weight: Tensor, prune_below: float) -> Tensor:
