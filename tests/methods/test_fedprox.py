@@ -25,3 +25,12 @@ def test_without_pull_it_is_fedavg():
     prox.train(1, LOOP)
     avg.train(1, LOOP)
     assert torch.equal(prox.state.server["weight"], avg.state.server["weight"])
+
+
+def test_the_automatic_pull_takes_back_a_tenth_of_the_way():
+    """mu = 0.1 / (lr K), whatever lr and the number of steps K are."""
+    for lr, steps in ((0.1, 5), (0.02, 40)):
+        auto, number = (simulation(FedProx(SGD(lr), **mu), steps) for mu in ({}, {"mu": 0.1 / (lr * steps)}))
+        auto.train(1, LOOP)
+        number.train(1, LOOP)
+        torch.testing.assert_close(auto.state.server["weight"], number.state.server["weight"])

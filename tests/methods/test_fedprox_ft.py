@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from coterie.core.optimizers import SGD
@@ -6,8 +7,9 @@ from coterie.methods import FedAvgFT, FedProx, FedProxFT
 from .quadratic import DIM, LOOP, STACKED, hessians, linear_terms, simulation
 
 
-def test_the_global_model_is_fedproxs():
-    ours, theirs = simulation(FedProxFT(SGD(0.1), mu=2.0), 5), simulation(FedProx(SGD(0.1), mu=2.0), 5)
+@pytest.mark.parametrize("mu", [2.0, "auto"])
+def test_the_global_model_is_fedproxs(mu):
+    ours, theirs = simulation(FedProxFT(SGD(0.1), mu=mu), 5), simulation(FedProx(SGD(0.1), mu=mu), 5)
     for number in (1, 2):
         ours.train(number, LOOP)
         theirs.train(number, LOOP)
