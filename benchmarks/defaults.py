@@ -1,13 +1,16 @@
 """What every method's defaults are worth: the gain over training alone on federations of different kinds.
 
-    COTERIE_DATA=... python benchmarks/defaults.py [--quick] [--only NAME] [--cache FOLDER] [--out FILE]
+    COTERIE_DATA=... python benchmarks/defaults.py [--quick] [--only NAME] [--methods NAMES] [--renew] [--choosing]
+                                                   [--cache FOLDER] [--out FILE]
 
 Every method of `METHODS` runs with its own defaults, on the same splits and for the same schedule as `local`, which is
 every client alone, and `fedavg-ft`. Nothing is tuned. The result of each method on each federation is kept under
 --cache (by default build/defaults), named by its configuration and the method's defaults: started again, the script
-only runs what is missing. Delete the folder after a change of code that changes results. The page is written from what
-was measured, never by hand.
-It is no part of `make bench`, since it measures no time.
+only runs what is missing. Delete the folder after a change of code that changes results, or renew the rows of the
+methods that changed: --methods NAMES --renew keeps the page's other rows as they are, if training alone still scores
+what it says. The page is written from what was measured, never by hand; what it says about single methods is in
+benchmarks/defaults.toml. --choosing runs other federations instead, on which defaults are chosen. It is no part of
+`make bench`, since it measures no time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import statistics
 import sys
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +36,10 @@ from coterie.methods.fields import values_of
 from coterie.storage import files
 
 ROOT = Path(__file__).resolve().parents[1]
+NOTES = Path(__file__).with_name("defaults.toml")
 HEART = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
 SEEDS = (0, 1)
+CHOOSING_SEEDS = (5, 6)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,48 @@ def cases() -> tuple[Case, ...]:
     )
 
 
+def choosing_cases() -> tuple[Case, ...]:
+    """Return the federations that defaults are chosen on, which are not those of the page."""
+    short_adam = {"rounds": 15, "local_epochs": 5, "lr": 0.001}
+    images = {"model": "dnn", "rounds": 20, "local_epochs": 1, "batch_size": 10, "lr": 0.05}
+    return (
+        Case(
+            "digits, 3 classes each",
+            "12 clients with 3 classes",
+            "accuracy",
+            {"data": "digits", "partition": "classes:3", "clients": 12},
+        ),
+        Case(
+            "digits, 6 alike",
+            "6 clients that are alike, step size 0.1",
+            "accuracy",
+            {"data": "digits", "partition": "iid", "clients": 6, "lr": 0.1, "rounds": 20},
+        ),
+        Case(
+            "breast cancer", "5 clients, Dirichlet 0.5, as `--data breast-cancer`", "auroc", {"data": "breast-cancer"}
+        ),
+        Case(
+            "only label skew",
+            "10 synthetic clients in one feature space, Adam",
+            "balanced_accuracy",
+            {"data": "synthetic-only-label-skew", **short_adam},
+        ),
+        Case(
+            "feature skew",
+            "10 synthetic clients with features of their own, Adam",
+            "balanced_accuracy",
+            {"data": "synthetic-feature-skew", **short_adam},
+        ),
+        Case(
+            "MNIST, Dirichlet 0.5",
+            "20 clients, 1500 images",
+            "accuracy",
+            {"data": "mnist", "partition": "dirichlet:0.5:take=1500", "clients": 20, **images},
+            "mnist",
+        ),
+    )
+
+
 def fingerprint(case: Case, method: str, seeds: Sequence[int], quick: bool) -> str:
     """Return a name for the result: it changes with the settings and with the method's defaults."""
     asked = [case.metric, dict(case.settings), method, values_of(METHODS[method]()), list(seeds), quick]
@@ -152,13 +200,35 @@ def gain(found: dict[str, Any], local: dict[str, Any]) -> tuple[float, float, fl
     return statistics.mean(each), (max(each) - min(each)) / 2, sum(better) / max(1, len(better))
 
 
-def page(results: dict[str, dict[str, dict[str, Any]]], chosen: Sequence[Case], seeds: Sequence[int]) -> str:
-    """Return docs/defaults.md."""
+def old_rows(path: Path) -> dict[str, str]:
+    """Return the rows of the page as it is, by method."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
+def notes() -> list[str]:
+    """Return what is said about single methods, as lines of the page."""
+    said = tomllib.loads(NOTES.read_text(encoding="utf-8"))["note"]
+    unknown = [name for note in said for name in note["methods"] if name not in METHODS]
+    if unknown:
+        raise SystemExit(f"{NOTES.name} names {', '.join(unknown)}, which are no methods")
+    return [f"- {', '.join(f'`{name}`' for name in note['methods'])}: {note['why'].strip()}" for note in said]
+
+
+def page(
+    results: dict[str, dict[str, dict[str, Any]]],
+    chosen: Sequence[Case],
+    seeds: Sequence[int],
+    kept: Mapping[str, str] | None = None,
+) -> str:
+    """Return docs/defaults.md; the rows of methods without results are those of `kept`."""
+    kept = kept or {}
     told = [
         "# What the defaults are worth",
         "",
         "Written by `benchmarks/defaults.py`: not by hand. Every method runs with its own defaults on the same splits",
-        f"and schedule, with {len(seeds)} seeds; nothing was tuned for any of them.",
+        f"and schedule, with {len(seeds)} seeds; nothing was tuned for any of them. Where defaults were chosen by what",
+        "they gain, other federations were used (`--choosing`).",
         "",
         "A cell is the mean gain over training alone for as many steps, in points of the federation's test metric",
         "(± half the range over seeds), and the share of clients that gain. The first line is what training alone",
@@ -178,8 +248,9 @@ def page(results: dict[str, dict[str, dict[str, Any]]], chosen: Sequence[Case], 
     first = ["fedavg-ft"]
     for method in [*first, *(name for name in METHODS if name not in {"local", *first})]:
         cells = [_cell(results[case.name].get(method), results[case.name]["local"]) for case in chosen]
-        told.append(f"| `{method}` | " + " | ".join(cells) + " |")
-    return "\n".join(told) + "\n"
+        new = f"| `{method}` | " + " | ".join(cells) + " |"
+        told.append(new if any(cells) else kept.get(method, new))
+    return "\n".join([*told, "", "## What a row cannot say", "", *notes()]) + "\n"
 
 
 def _alone(local: dict[str, Any]) -> str:
@@ -189,7 +260,7 @@ def _alone(local: dict[str, Any]) -> str:
 def _cell(found: dict[str, Any] | None, local: dict[str, Any]) -> str:
     got = gain(found, local) if found else None
     if got is None:
-        return "failed" if found else ""
+        return f"failed: {found['failed']}" if found else ""
     points, spread, share = got
     return f"{100 * points:+.1f} ± {100 * spread:.1f}, {100 * share:.0f} %"
 
@@ -197,13 +268,20 @@ def _cell(found: dict[str, Any] | None, local: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     asking = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     asking.add_argument("--quick", action="store_true", help="a smoke test: two rounds of two steps, one seed; no page")
+    asking.add_argument("--choosing", action="store_true", help="the federations that defaults are chosen on; no page")
     asking.add_argument("--only", help="only federations whose name contains this; no page is written", metavar="NAME")
-    asking.add_argument("--methods", help="only these beside local, separated by commas; no page is written")
+    asking.add_argument("--methods", help="only these beside local, by commas; no page without --renew")
+    asking.add_argument("--renew", action="store_true", help="write these methods' rows into the page")
     asking.add_argument("--cache", type=Path, default=ROOT / "build" / "defaults", metavar="FOLDER")
     asking.add_argument("--out", type=Path, default=ROOT / "docs" / "defaults.md", metavar="FILE")
     asked = asking.parse_args(arguments)
-    seeds = SEEDS[:1] if asked.quick else SEEDS
-    wanted = [case for case in cases() if not asked.only or asked.only.lower() in case.name.lower()]
+    seeds = CHOOSING_SEEDS if asked.choosing else SEEDS
+    seeds = seeds[:1] if asked.quick else seeds
+    wanted = [
+        case
+        for case in (choosing_cases() if asked.choosing else cases())
+        if not asked.only or asked.only.lower() in case.name.lower()
+    ]
     for case in wanted:
         if not case.available():
             print(
@@ -216,8 +294,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case.name: {method: measure(case, method, seeds, asked.cache, asked.quick) for method in names}
         for case in chosen
     }
-    text = page(results, chosen, seeds)
-    whole = not asked.quick and not asked.only and not asked.methods and len(chosen) == len(wanted)
+    old = old_rows(asked.out) if asked.renew else {}
+    text = page(results, chosen, seeds, old)
+    alone = next(line for line in text.splitlines() if line.startswith("| `local`"))
+    if asked.renew and old.get("local") != alone:
+        print(f"training alone scores otherwise than in {asked.out}: measure all of it anew", file=sys.stderr)
+        return 1
+    complete = not (asked.choosing or asked.quick or asked.only) and len(chosen) == len(wanted)
+    whole = complete and (asked.renew or not asked.methods)
     if whole:
         files.write_text(asked.out, text)
     print(f"written to {asked.out}" if whole else text)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -5,14 +6,15 @@ from coterie import testing
 from coterie.core import tree
 from coterie.core.optimizers import SGD
 from coterie.core.task import Task
-from coterie.methods import FedEM
+from coterie.methods import FedAvg, FedEM
 from coterie.parts.mixtures import Mixture
 
 from .planted import KINDS, simulation
 from .quadratic import LOOP, STACKED
 
 
-def test_one_step_by_hand():
+@pytest.mark.parametrize(("m_step", "scale"), [("plain", [1.0, 1.0]), ("scaled", [2.0, 1 / 0.7])])
+def test_one_step_by_hand(m_step, scale):
     """One minibatch of a linear model: responsibilities, proportions and weighted gradients, written out."""
     task, batches, lr = Task(nn.Linear(6, 3), num_classes=3), testing.batches(1), 0.2
     some = batches.epoch(0).first_steps(1)
@@ -21,13 +23,15 @@ def test_one_step_by_hand():
     draw = torch.Generator().manual_seed(0)
     theta = {"weight": torch.randn(2, 3, 6, generator=draw), "bias": torch.randn(2, 3, generator=draw)}
     pi = torch.tensor([0.3, 0.7])
-    new_pi, up, _ = FedEM(SGD(lr), components=2).local_update(task, pi, theta, some)
+    new_pi, up, _ = FedEM(SGD(lr), components=2, m_step=m_step).local_update(task, pi, theta, some)
     logits = torch.einsum("mcf,nf->mnc", theta["weight"], x) + theta["bias"][:, None]
     probabilities = logits.softmax(2)
     likelihood = pi[:, None] * probabilities[:, torch.arange(len(y)), y]
     q = likelihood / likelihood.sum(0)  # [2, n]
     torch.testing.assert_close(new_pi, q.mean(1))
-    residual = q[..., None] * (probabilities - nn.functional.one_hot(y, 3)) / len(y)  # of mean q l, by the logits
+    residual = (
+        torch.tensor(scale)[:, None, None] * q[..., None] * (probabilities - nn.functional.one_hot(y, 3)) / len(y)
+    )  # of mean q l, by the logits
     torch.testing.assert_close(up.params["weight"], theta["weight"] - lr * torch.einsum("mnc,nf->mcf", residual, x))
     torch.testing.assert_close(up.params["bias"], theta["bias"] - lr * residual.sum(1))
 
@@ -63,3 +67,16 @@ def test_responsibilities_are_those_of_the_received_models():
     likelihood = pi[:, None] * logits.softmax(2)[:, torch.arange(len(y)), y]
     torch.testing.assert_close(found, (likelihood / likelihood.sum(0)).mean(1))
     assert int((batches.mask.flatten(0, 1) > 0).any(1).sum()) == 2
+
+
+def test_components_of_equal_shares_learn_as_fast_as_fedavg():
+    """Equal components have q = 1/M for all examples: each then takes FedAvg's steps, or a third of them (plain)."""
+    task, batches = Task(nn.Linear(6, 3), num_classes=3), testing.batches(1).epoch(0).first_steps(1)
+    theta, pi = tree.broadcast(task.init(), 3), torch.full((3,), 1 / 3)
+    begin = task.init()["weight"]
+    _, alone, _ = FedAvg(SGD(0.1)).local_update(task, (), task.init(), batches)
+    way = alone.params["weight"] - begin
+    for m_step, share in (("scaled", 1.0), ("plain", 1 / 3)):
+        _, up, _ = FedEM(SGD(0.1), m_step=m_step).local_update(task, pi, theta, batches)
+        for m in range(3):
+            torch.testing.assert_close(up.params["weight"][m] - begin, share * way, rtol=1e-4, atol=1e-7)

@@ -1,6 +1,6 @@
+import dataclasses
 import functools
 import itertools
-import math
 import warnings
 
 import numpy as np
@@ -11,13 +11,13 @@ from torch.distributions import Laplace, Normal, StudentT
 
 import coterie
 from coterie.core import tree
-from coterie.core.batches import Batches
-from coterie.core.errors import CoterieError, CoterieWarning
+from coterie.core.errors import CoterieWarning
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD, Adam
+from coterie.data.minibatches import draw
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedMAP
-from coterie.methods.fedmap import Up, prior_variance
+from coterie.methods.fedmap import Client, Up
 from coterie.parts import priors
 from coterie.parts.priors import MIN_VARIANCE_SHARE, Gamma, make_prior
 
@@ -116,6 +116,37 @@ def test_a_client_starts_from_the_prior_and_then_from_its_own_model():
         own = sim.state.clients.theta["weight"][k] if k == first else sim.state.server.gamma["weight"]
         assert torch.equal(views[k], own)
     assert sim.state.clients.rounds.tolist() == [int(k == first) for k in range(len(SIZES))]
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("sigma2", [SIGMA2, "auto"])
+def test_a_client_begins_where_the_objective_is_smaller(sigma2, near):
+    """theta_k is near its minimum or far from it, and gamma the other way round; the prior counts against theta_k."""
+    method, k, noise = FedMAP(SGD(0.01), sigma2=sigma2), 1, torch.Generator().manual_seed(3)
+    sim = simulation(method, steps=2)
+    good = minimisers(torch.zeros(DIM, dtype=torch.float64), "mean")[k]
+    bad = good + torch.randn(DIM, generator=noise, dtype=torch.float64)
+    own, gamma = (good, bad) if near else (bad, good)
+    strength = 1 / SIGMA2 if sigma2 != "auto" else 0.1 / (0.01 * 2)
+    distance = ((own - gamma) ** 2).sum()
+    smaller = loss(k, own) + strength * distance / 2 < loss(k, gamma)
+    assert bool(smaller) == (near and sigma2 != "auto")  # auto is strong here: two short steps
+
+    def begin(start: str) -> torch.Tensor:
+        client = Client({"weight": own[None]}, torch.tensor(1))
+        drawn = draw(federation(), [k], sim.plan, seed=0, purpose="test", round=1)
+        batches = drawn._replace(index=drawn.index[0], mask=drawn.mask[0], key=drawn.key[0], count=drawn.count[0])
+        one = dataclasses.replace(method, start=start)
+        theta = one.local_update(sim.task, client, Gamma({"weight": gamma[None]}, {}), batches)[0].theta["weight"]
+        return theta.flatten()
+
+    def stepped(w: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            w = w - 0.01 * (hessians()[k] @ w - linear_terms()[k] + strength * (w - gamma))
+        return w
+
+    torch.testing.assert_close(begin("own"), stepped(own), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(begin("better"), stepped(own if smaller else gamma), rtol=1e-6, atol=1e-8)
 
 
 def test_a_wide_prior_is_local_training_and_a_narrow_one_stays_at_gamma():
@@ -392,23 +423,6 @@ def test_linear_regression_example_a_4(seed):
 
 
 # What a variance that is not given becomes.
-
-
-def batches_of(steps: int, masked: int = 0) -> Batches:
-    mask = torch.ones(2, steps + masked, 3)
-    mask[:, steps:] = 0
-    index = torch.zeros(mask.shape, dtype=torch.int64)
-    return Batches(torch.zeros(1, 1), torch.zeros(1), index, mask, index[..., 0], torch.tensor(3.0))
-
-
-def test_the_prior_takes_back_the_share_pull_of_the_way_in_a_round():
-    """theta - gamma shrinks by (1 - eta / sigma_k^2)^K on R alone, which is exp(-pull) for many steps."""
-    for optimizer, eta in ((SGD(0.1), 0.1), (SGD(0.1, momentum=0.5), 0.2), (Adam(0.1), 0.1 * 25**0.5)):
-        for steps, masked in ((40, 0), (40, 7), (80, 3)):  # two epochs; steps without examples are no steps
-            sigma2 = prior_variance(optimizer, 0.3, 25, batches_of(steps, masked))
-            assert (1 - eta / sigma2) ** (2 * steps) == pytest.approx(math.exp(-0.3), rel=2e-3)
-    with pytest.raises(CoterieError, match="sigma2 auto needs an optimiser with a step size"):
-        prior_variance(object(), 0.3, 25, batches_of(1))
 
 
 @pytest.mark.parametrize("prior", PRIORS)

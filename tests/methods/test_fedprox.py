@@ -4,7 +4,7 @@ import torch
 from coterie.core.optimizers import SGD
 from coterie.methods import FedProx
 
-from .quadratic import DIM, SHARE, STACKED, hessians, linear_terms, simulation
+from .quadratic import DIM, LOOP, SHARE, STACKED, hessians, linear_terms, simulation
 
 EYE = torch.eye(DIM, dtype=torch.float64)
 
@@ -18,3 +18,12 @@ def test_exact_minimiser(mu):
     solved = [torch.linalg.solve(h + mu * EYE, b + mu * w) for h, b in zip(hessians(), linear_terms(), strict=True)]
     expected = sum(s * each for s, each in zip(SHARE, solved, strict=True))
     torch.testing.assert_close(sim.state.server["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_automatic_pull_takes_back_a_tenth_of_the_way():
+    """mu = 0.1 / (lr K), whatever lr and the number of steps K are."""
+    for lr, steps in ((0.1, 5), (0.02, 40)):
+        auto, number = (simulation(FedProx(SGD(lr), **mu), steps) for mu in ({}, {"mu": 0.1 / (lr * steps)}))
+        auto.train(1, LOOP)
+        number.train(1, LOOP)
+        torch.testing.assert_close(auto.state.server["weight"], number.state.server["weight"])

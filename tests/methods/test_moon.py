@@ -10,6 +10,7 @@ from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.core.task import Task
 from coterie.methods import MOON, FedAvg
+from coterie.methods.moon import SLOPE
 
 from .quadratic import LOOP
 
@@ -21,8 +22,11 @@ def test_the_contrast_by_hand():
     last = torch.tensor([[0.0, 1.0], [4.0, 3.0], [0.0, 1.0]])
     first = -math.log(math.exp(1 / 0.5) / (math.exp(1 / 0.5) + math.exp(0.0)))
     second = -math.log(math.exp(0.6 / 0.5) / (math.exp(0.6 / 0.5) + math.exp(0.8 / 0.5)))
-    found = MOON(temperature=0.5)._contrast(z, received, last, torch.tensor([1.0, 3.0, 0.0]))
-    assert float(found) == pytest.approx((first + 3 * second) / 4, rel=1e-6)
+    mask = torch.tensor([1.0, 3.0, 0.0])
+    found = MOON(mu=2.0, temperature=0.5)._contrast(z, received, last, mask)
+    assert float(found) == pytest.approx(2 * (first + 3 * second) / 4, rel=1e-6)
+    automatic = MOON(temperature=0.5)._contrast(z, received, last, mask)  # mu = 0.1 tau |received|, which is 5 and 5
+    assert float(automatic) == pytest.approx(0.25 * (first + 3 * second) / 4, rel=1e-6)
 
 
 def test_the_first_round_has_no_contrast_and_the_second_has():
@@ -69,3 +73,17 @@ def test_a_model_without_a_head_is_refused():
     task = Task(nn.Sequential(nn.Conv1d(6, 3, 1), nn.Flatten()), num_classes=3)
     with pytest.raises(CoterieError, match="name one with --head"):
         MOON().init_server(task.init(), Population(2, 2, task))
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_automatic_contrast_has_the_same_slope_whatever_the_scale_of_features(scale, temperature):
+    """At z = z_glob only the second cosine has one: mu / (tau |z|) sin(z, z_prev) times the weight of that term."""
+    z = scale * torch.tensor([[3.0, 4.0]])
+    last = torch.tensor([[4.0, 3.0]])
+    method = MOON(temperature=temperature)
+    slope = torch.func.grad(lambda moved: method._contrast(moved, z, last, torch.ones(1)))(z)
+    sine = (1 - (24 / 25) ** 2) ** 0.5
+    away = 24 / 25 - 1
+    expected = SLOPE * sine / (1 + math.exp(-away / temperature))
+    assert float(slope.norm()) == pytest.approx(expected, rel=1e-3)

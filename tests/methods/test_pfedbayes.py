@@ -6,6 +6,7 @@ from torch.distributions import Normal, kl_divergence
 
 from coterie import testing
 from coterie.core import tree
+from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.methods import PFedBayes
 from coterie.methods.pfedbayes import Gaussian, _draw, divergence
@@ -59,7 +60,7 @@ def test_without_noise_and_with_fixed_variances_it_is_proximal():
 def test_a_pull_stronger_than_a_step_can_follow_just_reaches_the_prior():
     """zeta / (n sigma^2) times lr is above 2 here, so that the plain step would diverge."""
     lr, sigma = 0.1, 1e-3
-    method = PFedBayes(SGD(lr), sigma=sigma, noise=False, learn_variance=False)
+    method = PFedBayes(SGD(lr), zeta=1.0, sigma=sigma, noise=False, learn_variance=False)
     assert lr / (max(SIZES) * sigma**2) > 2
     sim = simulation(method, steps=2)
     x0 = task().init()["weight"].flatten()
@@ -73,7 +74,7 @@ def test_a_pull_stronger_than_a_step_can_follow_just_reaches_the_prior():
 
 
 def test_relaxation_of_the_server():
-    whole, half = (testing.simulate(PFedBayes(SGD(0.05), beta=beta), rounds=1) for beta in (1.0, 0.5))
+    whole, half = (testing.simulate(PFedBayes(SGD(0.05), sigma=0.1, beta=beta), rounds=1) for beta in (1.0, 0.5))
     first = testing.task().init()
     for name in sorted(testing.task().trainable):
         middle = (whole.state.server.mu[name] + first[name]) / 2
@@ -104,3 +105,27 @@ def test_the_posterior_goes_on_from_round_to_round():
         mu = before[k].flatten()
         mu = mu - lr * (h @ mu - b + 2.0 / (SIZES[k] * sigma**2) * (mu - w))
         torch.testing.assert_close(sim.state.clients.q.mu["weight"][k].flatten(), mu, rtol=1e-5, atol=1e-6)
+
+
+def test_the_automatic_pull_is_that_of_a_tenth_of_a_round_whatever_sigma_is():
+    lr, steps = 0.1, 3
+    for sigma in (0.3, 0.01):
+        sim = simulation(PFedBayes(SGD(lr), sigma=sigma, noise=False, learn_variance=False), steps)
+        x0 = task().init()["weight"].flatten()
+        sim.train(1, LOOP)
+        for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+            mu = prior = x0
+            for _ in range(steps):
+                mu = mu - lr * (h @ mu - b + 0.1 / (lr * steps) * (mu - prior))
+                prior = prior - (prior - mu) / 10
+            torch.testing.assert_close(sim.state.clients.q.mu["weight"][k].flatten(), mu, rtol=1e-5, atol=1e-6)
+
+
+def test_the_automatic_spread_is_a_tenth_of_each_tensors_weights():
+    params = {"a": torch.tensor([[3.0, -4.0]]), "zero": torch.zeros(3), "count": torch.tensor(7)}
+    q = PFedBayes().init_server(params, Population(2, 2))
+    found = {name: torch.nn.functional.softplus(rho) for name, rho in q.rho.items()}
+    rms = {"a": 12.5, "zero": 6.25}  # the mean of both where a tensor is 0
+    for name, square in rms.items():
+        torch.testing.assert_close(found[name], torch.full(params[name].shape, square**0.5 / 10))
+    assert all(rho.dtype == torch.float32 for rho in q.rho.values())

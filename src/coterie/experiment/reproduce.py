@@ -81,7 +81,7 @@ def _fedmap(skew: str, number: int, papers: tuple[float, ...]) -> Table:
         score=last_round,
         entries=(
             Entry("Individual, as many steps", "local", individual),
-            Entry("FedMAP", "fedmap", fedmap, {"sigma2": 15.0, "weighting": "omega"}),
+            Entry("FedMAP", "fedmap", fedmap, {"sigma2": 15.0, "weighting": "omega", "start": "own"}),
             Entry("FedBN", "fedbn", fedbn),
             Entry("FedProx", "fedprox", fedprox, {"mu": 2.0}),
             Entry("FedAvg", "fedavg", fedavg),

@@ -26,6 +26,10 @@ Deviations:
   start equal, and all-to-all EM would keep them so; a model is therefore offered only once its owner has taken part.
 - The paper's Lhat = 0 at the start gives the largest weight to clients that were never visited. Here these have no
   weight, though the greedy choice still takes them first; Lhat_ij then starts level with the client's own Lhat_ii.
+- `m_step`: eq. 3 divides by a sum over all clients that were ever visited. A client that has M of them at hand then
+  contributes only what w has there, 4 tenths of a round's work where ten clients are alike, and the rest is never done.
+  So by default the weights in g are the posterior over the models at hand (`at-hand`), which adds up to 1: nothing
+  changes in all-to-all, or where w is concentrated on those at hand. `all` is the paper's.
 - A model whose total weight is less than `idle_below` takes no step, because Adam would take a full step along any
   gradient, however small.
 - `local_work` = `epochs` (default; line 19, "multiple gradient steps"): each model used is trained on all minibatches,
@@ -96,6 +100,10 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
     beta: Annotated[float, Field(gt=0, le=1, description="weight of the new loss (ema)")] = 0.6
     temperature: Annotated[Literal["count"] | Positive, Field(description="tau, large is choosy; count: n_i")] = 5.0
     local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "epochs"
+    m_step: Annotated[
+        Literal["at-hand", "all"],
+        Field(description="weights of contributions: posterior over models at hand, or over all"),
+    ] = "at-hand"
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
     prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
     deployed: Annotated[
@@ -171,7 +179,10 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         beta = self.beta if self.loss_tracking == "ema" else None
         losses = mixtures.track_losses(down.losses, whose, tau * loss, beta)
         w = mixtures.posterior(losses.tracked, losses.visited)  # [N]
-        weight = mixtures.capped((whose * w).sum(1), self.cap)  # [K]
+        weight = (whose * w).sum(1)  # [K]
+        if self.m_step == "at-hand":
+            weight = mixtures.posterior((whose * losses.tracked).sum(1), whose.any(1))
+        weight = mixtures.capped(weight, self.cap)
         optimizer = self.optimizer if self.local_work == "epochs" else None
         times = tau if self.temperature == "count" and optimizer is None else torch.ones(())
         steps = mixtures.contributions(task, optimizer, models, weight, times, batches)

@@ -8,23 +8,26 @@ The global model is a prior rho_gamma on the clients' models, R(theta, gamma) = 
 
 with weights w_k that add up to 1, N_k / N or omega_k / sum_j omega_j. For the prior N(gamma, sigma^2 I) (eq. 6) and
 lambda = sigma^2, the last line is gamma <- sum_k w_k theta_k (eq. 9). With exact local minimisers, eq. 3 is gradient
-descent on the envelope M(gamma) (Theorem 1; tested for every prior). A client starts from its own theta_k of the round
-before (from gamma the first time) and deploys theta_k. The prior covers trained parameters only; buffers follow theta_k
-and are averaged by w_k.
+descent on the envelope M(gamma) (Theorem 1; tested for every prior). A client deploys theta_k. The prior covers trained
+parameters only; buffers follow theta_k and are averaged by w_k.
 
 Choices, all of them options:
+- `start`: where a client begins to look for the minimum of eq. 7, which for a network is not the only one. `own` is
+  its theta_k of the round before (gamma the first time), as in Algorithm 2; the settings of the paper's tables have it.
+  A few steps from there reach only what is near theta_k, however much better the others' gamma is. `better` (default)
+  begins at theta_k or gamma, whichever has the smaller L + R on the client's training examples (`_start`). Where
+  clients' data differ much, that is theta_k, and the two are the same.
 - `sigma2`: a number is eq. 7's sigma^2, the same for all clients (15 in the authors' code and in the settings of the
   paper's tables). Such a number is right for one network and schedule only: 15 does nothing in a short run on a hundred
   rows, and 1 holds the paper's own clients at their start. `auto` (default) asks instead that in one round the prior
   takes back the share `pull` of a client's way from gamma. K steps of size eta on R alone shrink theta - gamma by
   (1 - eta / sigma^2)^K, about exp(-eta K / sigma^2), so client k has
 
-      sigma_k^2 = eta K_k / pull                                                (`prior_variance`)
+      sigma_k^2 = eta K_k / pull                                                (`pulls.pull_of_a_round`)
 
-  with its own number of steps K_k. SGD has eta = lr / (1 - momentum). Adam moves every weight by about lr whatever the
-  gradient is, that is eta = lr sqrt(d) for d weights and a gradient of norm 1, which is assumed. With epochs of
-  minibatches K_k grows with N_k: minimising (sigma_k^2 / v) L_k + R with one variance v for all is eq. 2, whose L is a
-  sum over N_k examples, and Theorem 1 holds with it. In the paper's label-skew setting it is about 11.
+  with its own number of steps K_k. With epochs of minibatches K_k grows with N_k: minimising (sigma_k^2 / v) L_k + R
+  with one variance v for all is eq. 2, whose L is a sum over N_k examples, and Theorem 1 holds with it. In the paper's
+  label-skew setting it is about 36; a `pull` of 0.24 gives the authors' 15 there.
 - `prior`: `gaussian` (default) is eq. 6. `gaussian-learned` has gamma = (mu, s) and a separate variance s + c for each
   parameter (eqs. 18, 21 and Lemma 1). It is sigma^2 until the first aggregation, and from then on what the clients'
   distances make of it; s is kept above -c. As in the paper, its normalising constant is left out, so that only epsilon
@@ -61,12 +64,13 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.errors import CoterieError, CoterieWarning
+from coterie.core.errors import CoterieWarning
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import Adam, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
+from coterie.parts import pulls
 from coterie.parts.priors import Family, Gamma, Prior, Rate, Scale, make_prior, typical_distance
 
 FAR_TOO_HEAVY = 10  # a weight of this many times N_k / N is told
@@ -101,8 +105,11 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     prior: Annotated[Family, Field(description="family of the prior on the clients' models")] = "gaussian"
     sigma2: Annotated[Scale, Field(description="variance of the prior; small pulls to gamma; auto: by `pull`")] = "auto"
     pull: Annotated[float, Field(gt=0, description="sigma2 auto: share of the way from gamma taken back a round")] = (
-        0.33
+        pulls.HELD_BACK
     )
+    start: Annotated[
+        Literal["better", "own"], Field(description="where training begins: own model, or gamma if better")
+    ] = "better"
     weighting: Annotated[Literal["omega", "samples", "uniform"], Field(description="what a client weighs in gamma")] = (
         "samples"
     )
@@ -140,13 +147,13 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     def local_update(self, task: Task, client: Client, down: Gamma, batches: Batches) -> tuple[Client, Up, Info]:
         # L is `scale` times the mean loss. Training minimises L + R over `scale`: the mean loss and `strength` R.
         scale = batches.count if self.likelihood == "sum" else torch.ones(())
-        start = _own_theta(client, down)
+        own = _own_theta(client, down)
         if self.sigma2 == "auto":
-            size = sum(value.numel() for value in task.split(start)[0].values())
             unit = down.unit if isinstance(down.unit, Tensor) else torch.ones(())
-            strength = unit / prior_variance(self.optimizer, self.pull, size, batches)
+            strength = unit * pulls.pull_of_a_round(self.optimizer, self.pull, task.split(own)[0], batches)
         else:
             strength = 1 / scale
+        start = self._start(task, own, down, strength, batches) if self.start == "better" else own
         theta, loss = train(task, self.optimizer, start, batches, self._rho.penalty, (down, strength))
         trained, buffers = task.split(task.sent(theta))
         prior = scale * strength * self._rho.R(trained, down)
@@ -209,6 +216,12 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
             )
         return warned | heavy
 
+    def _start(self, task: Task, own: Params, down: Gamma, strength: Tensor, batches: Batches) -> Params:
+        """Return `own` or gamma's centre, whichever has the smaller objective on the client's training examples."""
+        epoch, prior = batches.epoch(0), strength * self._rho.R(task.split(own)[0], down)
+        nearer = mean_loss(task, down.mu, epoch) < mean_loss(task, own, epoch) + prior
+        return tree.where(nearer, down.mu, own)
+
     @property
     def pull_option(self) -> str:
         return "pull" if self.sigma2 == "auto" else "1/sigma2"
@@ -217,24 +230,6 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     def _rho(self) -> Prior:
         sigma2 = 1.0 if self.sigma2 == "auto" else self.sigma2
         return make_prior(self.prior, sigma2, self.c, self.epsilon, self.tau, self.nu)
-
-
-def prior_variance(optimizer: Optimizer, pull: float, size: int, batches: Batches) -> Tensor:
-    """Return sigma_k^2 = eta K_k / pull, a scalar.
-
-    Args:
-        optimizer: takes the steps; eta is its step size.
-        pull: the share of a client's way from gamma that the prior takes back in a round.
-        size: the number of trained parameters.
-        batches: the client's minibatches, of which those that are not masked out are its K_k steps.
-    """
-    lr = getattr(optimizer, "lr", None)
-    if lr is None:
-        raise CoterieError(f"FedMAP's sigma2 auto needs an optimiser with a step size `lr`, and {optimizer} has none")
-    steady = optimizer.steady_step()
-    eta = lr * math.sqrt(size) if steady is None else steady
-    steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum().clamp_min(1)
-    return steps * float(eta / pull)
 
 
 def _own_theta(client: Client, down: Gamma) -> Params:

@@ -4,7 +4,7 @@ Practical Algorithms", ICLR 2021).
 The mode of a product of Gaussian posteriors is where sum_i Sigma_i^-1 (w - mu_i) = 0. So a client does not send how far
 it moved, but that distance in the metric of its own posterior, estimated from samples of its SGD iterates:
 
-    x_1 ... x_l <- means of the iterates over l parts of the round's steps         (`_iteration`; iterate-averaged SG)
+    x_1 ... x_l <- means of the iterates over l parts of the steps after B         (`_iteration`; iterate-averaged SG)
     Sigma_i = rho_l I + (1 - rho_l) S_l,   rho_l = 1 / (1 + (l - 1) rho)           (`_direction`; shrinkage covariance)
     Delta_i = Sigma_i^-1 (w - mean x)                                              (`_direction`; Algorithm 3)
     w       <- w - server_lr sum_i (n_i / n) Delta_i                               (`aggregate`; Algorithm 1)
@@ -14,16 +14,21 @@ S_l is the samples' covariance. The paper finds Delta_i by a recursion over samp
 one system of l equations (Woodbury; tested against the dense inverse). In the first `burn_in` rounds, and with
 `samples` = 0, Delta_i is the way that SGD went, which is FedAvg (tested).
 
-Details: the client's steps of a round are cut into l parts of equal length, and the iterates of a part are averaged
-into one sample; a client of fewer steps has fewer samples. Buffers are averaged. The fine-tuned model is never sent or
-kept.
+Iterates are samples of a posterior only once they have stopped travelling. So, as in the paper, there are two burn-ins:
+`burn_in` rounds of FedAvg, a number or `auto` (default), which is half of the run's rounds; and in each later round B
+steps, the share `settle` of the client's, before the first sample. A mean over all of a round's iterates, from its very
+start, would go only half of the way that FedAvg goes.
+
+Details: the client's steps after B are cut into l parts of equal length, and the iterates of a part are averaged into
+one sample; a client of fewer steps has fewer samples. Buffers are averaged. The fine-tuned model is never sent or kept.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -49,7 +54,11 @@ class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
     optimizer: Optimizer = SGD()
     samples: Annotated[int, Field(ge=0, description="l, posterior samples of a client and round; 0 is FedAvg")] = 5
     rho: Annotated[float, Field(ge=0, description="shrinkage; 0 makes the covariance the identity")] = 0.01
-    burn_in: Annotated[int, Field(ge=0, description="rounds of FedAvg before samples are used")] = 5
+    burn_in: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=0)],
+        Field(description="rounds of FedAvg before samples are used; auto: half of all rounds"),
+    ] = "auto"
+    settle: Annotated[float, Field(ge=0, lt=1, description="share of a round's steps before the first sample")] = 0.5
     server_lr: Annotated[float, Field(gt=0, description="step size of w")] = 1.0
     finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
 
@@ -58,6 +67,9 @@ class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
     @property
     def personalize_epochs(self) -> int:
         return self.finetune_epochs
+
+    def scheduled(self, rounds: int) -> Self:
+        return dataclasses.replace(self, burn_in=rounds // 2) if self.burn_in == "auto" else self
 
     def init_server(self, params: Params, population: Population) -> Server:
         return Server(params, torch.zeros((), dtype=torch.int64))
@@ -79,7 +91,7 @@ class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
         w, _, sums, lengths, _, total, seen = scan(partial(self._iteration, task), start, steps, batches)
         trained, buffers = task.split(task.sent(w))
         delta = tree.sub(begin, trained)
-        if self.samples:
+        if self.samples and not isinstance(self.burn_in, str):
             delta = tree.where(down.round >= self.burn_in, self._direction(begin, sums, lengths), delta)
         up = TrainedAndBuffers(delta, buffers, batches.count)
         return (), up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
@@ -100,7 +112,8 @@ class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
         w, state, sums, lengths, step, total, seen = carry
         grads, loss, rest = gradient(task, w, batch)
         trained, state = self.optimizer.update(grads, state, task.split(w)[0])
-        part = (step * self.samples / steps.clamp_min(1)).floor()
+        first = (self.settle * steps).floor()  # B; never all of the steps
+        part = ((step - first) * self.samples / (steps - first).clamp_min(1)).floor()  # below 0: of no sample
         here = (torch.arange(self.samples, device=part.device) == part).to(lengths)  # [l]
         sums = tree.map(lambda s, x: s + here.reshape(-1, *[1] * x.ndim) * x, sums, trained)
         count = batch.mask.sum()

@@ -5,7 +5,8 @@
     theta_i <- SGD on f_i, over `finetune_epochs` epochs, from w       (`personalize`)
 
 This is the baseline that FedAMP's paper calls FedProx-FT. The fine-tuned model has no pull. It is never sent and never
-kept: it is made anew from the current w whenever it is evaluated or deployed, always on training data.
+kept: it is made anew from the current w whenever it is evaluated or deployed, always on training data. mu is FedProx's,
+`auto` included.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from pydantic import Field
 
 from coterie.core.batches import Batches
@@ -22,13 +22,15 @@ from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
-from coterie.parts import averaging
+from coterie.parts import averaging, pulls
 
 
 @dataclass(frozen=True)
 class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    mu: Annotated[float, Field(ge=0, description="strength of the pull to the global model")] = 1.0
+    mu: Annotated[
+        pulls.Strength, Field(description="strength of the pull to the global model; auto: a tenth of a round's way")
+    ] = "auto"
     finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
@@ -37,7 +39,8 @@ class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], CountedParams, Info]:
-        w, loss = train(task, self.optimizer, down, batches, quadratic_penalty, (down, torch.tensor(self.mu)))
+        mu = pulls.strength_of(self.mu, self.optimizer, task.split(down)[0], batches)
+        w, loss = train(task, self.optimizer, down, batches, quadratic_penalty, (down, mu))
         return (), CountedParams(task.sent(w), batches.count), {"loss": loss}
 
     @property

@@ -14,9 +14,13 @@ mean of that many models' probabilities, drawn once for all examples (P); mu is 
 Without noise and with variances that stay (`noise` = false, `learn_variance` = false), KL is ||mu_i - mu||^2 / (2
 sigma^2), so that q_i takes proximal steps (tested).
 
-Details: f_i is a mean over examples, so that KL is divided by n_i. The pull to the prior is zeta / (n_i sigma^2): with
-the defaults, 1 for a client of 100 examples. (The paper's zeta = 10 is for thousands.) Where a step of SGD would go
-beyond the prior's mean, since variances have become small, the pull is so strong that it just reaches it (`_weights`).
+Details: f_i is a mean over examples, so that KL is divided by n_i. The pull to the prior is zeta / (n_i sigma^2). (The
+paper's zeta = 10 is for thousands of examples.) Where a step of SGD would go beyond the prior's mean, since variances
+have become small, the pull is so strong that it just reaches it (`_weights`). zeta `auto` (default) is the one with
+which the pull takes back a tenth of a client's way in a round (`coterie.parts.pulls`), whatever n_i, sigma and the
+schedule are: n_i sigma^2 / 10 over the step size times the number of steps. sigma is a number or `auto` (default): for
+each tensor a tenth of its initial root mean square, so that noise is small beside the weights of every layer. (0.1 is
+larger than the weights of a layer of 64 inputs, which begin with 0.07.)
 Buffers follow q_i's forward passes and are averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i
 with each minibatch, with its present sigma: a tenth, with `auto`. A client's q_i starts at the w that it receives when
 it first takes part. Clients are averaged by n_i; the paper, uniformly. The optimiser trains rho like any parameter, so
@@ -44,6 +48,7 @@ from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params
+from coterie.parts import pulls
 from coterie.parts.mixtures import Mixture, predict_mixture
 
 KEY_STEP = 0x51F15EED  # between the keys of two tensors' noise
@@ -69,8 +74,14 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     optimizer: Optimizer = SGD()
-    zeta: Annotated[float, Field(ge=0, description="zeta, weight of the divergence from the prior")] = 1.0
-    sigma: Annotated[float, Field(gt=0, description="standard deviation of every weight at first")] = 0.1
+    zeta: Annotated[
+        pulls.Strength,
+        Field(description="zeta, weight of the divergence from the prior; auto: a tenth of a round's way"),
+    ] = "auto"
+    sigma: Annotated[
+        Literal["auto"] | Annotated[float, Field(gt=0)],
+        Field(description="standard deviation of every weight at first; auto: a tenth of the initial weights' spread"),
+    ] = "auto"
     prior_lr: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=0)],
         Field(description="step size of the localised global model; auto: a tenth of its variances"),
@@ -97,8 +108,11 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
         q = tree.where(client.rounds > 0, client.q, down)
         zero = batches.mask.new_zeros(())
         prior = _trained(task, down)
+        pull = (
+            pulls.pull_of_a_round(self.optimizer, pulls.HELD_BACK, prior.mu, batches) if self.zeta == "auto" else zero
+        )
         start = (q, self.optimizer.init(self._free(_trained(task, q))), prior, zero, zero)
-        q, _, prior, total, seen = scan(partial(self._iteration, task), start, batches.count, batches)
+        q, _, prior, total, seen = scan(partial(self._iteration, task), start, (batches.count, pull), batches)
         up = Up(task.sent({**q.mu, **prior.mu}), prior.rho, batches.count)
         return Client(q, client.rounds + 1), up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}
 
@@ -134,14 +148,17 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
 
     def _around(self, params: Params) -> Gaussian:
         """Return a Gaussian with mean `params` and standard deviations `sigma`."""
-        rho = math.log(math.expm1(self.sigma))
-        return Gaussian(params, tree.map(lambda leaf: torch.full_like(leaf, rho, dtype=torch.float32), params))
+        spread = _spread(params) if self.sigma == "auto" else dict.fromkeys(params, torch.tensor(self.sigma))
+        rho = {name: value.expm1().log() for name, value in spread.items()}
+        return Gaussian(
+            params, {name: torch.zeros_like(leaf, dtype=torch.float32) + rho[name] for name, leaf in params.items()}
+        )
 
     def _free(self, q: Gaussian) -> Params:
         """Return what the optimiser trains, under names of its own."""
         return tree.pack(q) if self.learn_variance else tree.pack(Gaussian(q.mu, {}))
 
-    def _iteration(self, task: Task, carry: Any, count: Tensor, batch: Batch) -> Any:
+    def _iteration(self, task: Task, carry: Any, given: tuple[Tensor, Tensor], batch: Batch) -> Any:
         """Do one minibatch: a step of a scan."""
         q, state, prior, total, seen = carry
         own = _trained(task, q)
@@ -151,7 +168,7 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
             new = tree.rebuild({**tree.pack(own), **free}, own)
             theta = _draw(new, batch.key) if self.noise else new.mu
             loss, left = task.loss({**rest, **theta}, batch)
-            return loss + divergence(new, prior, self._weights(prior, count)), (loss, left)
+            return loss + divergence(new, prior, self._weights(prior, *given)), (loss, left)
 
         grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(self._free(own))
         free, state = self.optimizer.update(grads, state, self._free(own))
@@ -165,12 +182,16 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
         seen_now = batch.mask.sum()
         return q, state, tree.rebuild(moved, prior), total + loss * seen_now, seen + seen_now
 
-    def _weights(self, prior: Gaussian, count: Tensor) -> Params:
+    def _weights(self, prior: Gaussian, count: Tensor, pull: Tensor) -> Params:
         """Return what the divergence of each weight counts: zeta / n_i, but no more than a step can follow.
+
+        With zeta auto it is `pull` s_w^2, so that `pull` is the pull on each mean.
 
         The pull on a mean is its weight over s_w^2, so that a step of size lr goes lr * weight / s_w^2 of the way to
         the prior's mean: beyond 1 it goes too far, beyond 2 it diverges.
         """
+        if isinstance(self.zeta, str):
+            return {name: pull * F.softplus(rho) ** 2 for name, rho in prior.rho.items()}
         step = self.optimizer.steady_step()
         wanted = self.zeta / count
         return {
@@ -196,6 +217,16 @@ def divergence(q: Gaussian, w: Gaussian, weights: Params | None = None) -> Tenso
         each = (s_w / s_q).log() + (s_q**2 + (mu - w.mu[name]) ** 2) / (2 * s_w**2) - 0.5
         terms.append((each if weights is None else weights[name] * each).sum())
     return torch.stack(terms).sum()
+
+
+def _spread(params: Params) -> Params:
+    """Return a tenth of the root mean square of each tensor, by name; of all of them where a tensor is 0."""
+    squares = {name: value.float().square().mean() for name, value in params.items() if value.is_floating_point()}
+    typical = torch.stack(list(squares.values())).mean()
+    return {
+        name: torch.where(squares.get(name, typical) > 0, squares.get(name, typical), typical).sqrt() / 10
+        for name in params
+    }
 
 
 def _trained(task: Task, q: Gaussian) -> Gaussian:
