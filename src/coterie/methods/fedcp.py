@@ -26,9 +26,9 @@ The equations are written from memory of the paper. Details and deviations:
 - P_i begins at the W that the client receives when it first takes part, and v_i is that of the present P_i, without a
   gradient. With a cross-entropy, steps of SGD leave v_i where it began, since the gradients of all rows add up to 0.
 - k = (D / 7) sum of exp(-d^2 / (m D)) over m = 1/2, 1, 2, for features at distance d, where D is the mean of d^2 in the
-  minibatch, without a gradient. So features of every size and number are compared alike, and a small change has
-  MMD^2 = ||mean z - mean z_received||^2, with a pull that no step overshoots. Kernels of fixed width, as in the public
-  implementations, depend on the size of the features. Class weights do not enter into it.
+  minibatch, without a gradient. So MMD^2 has the unit of squared features, whatever their size and number, and is at
+  most ||e||^2 if all of them were shifted by e. Kernels of a fixed width and height, as in the public implementations,
+  depend on the size of features. Class weights do not enter into it.
 - lam = 0.1 is a choice of ours: with 1, the body follows the data slowly.
 - Means over clients are weighted by n_i; the mixture of both heads in halves is that of the public implementations.
 """
