@@ -56,8 +56,17 @@ def test_it_is_a_linear_layer_and_a_layer_norm():
     norm.load_state_dict({"weight": layer.scale, "bias": layer.shift})
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(normalised(layer, affine(layer, x)), norm(linear(x)).detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(affine(layer, x[0]), linear(x[0]).detach(), rtol=1e-5, atol=1e-6)
     zero = Dense(*(torch.zeros_like(leaf) for leaf in layer))
     assert not normalised(zero, affine(zero, x)).any()  # where nothing differs, nothing is divided by 0
+
+
+def test_a_vector_gives_the_same_bits_wherever_the_matrix_is_in_memory():
+    layer = dense(people(0), "gate", 20, 20, PARAMS)
+    x = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    for offset in range(16):
+        weight = torch.empty(400 + offset)[offset:].view(20, 20).copy_(layer.weight)
+        assert torch.equal(affine(layer._replace(weight=weight), x), affine(layer, x))
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class FedCP(Method[Model, Client, Model, Up]):
 def shares(gate: Dense, context: Tensor) -> tuple[Tensor, Tensor]:
     """Return (r, s), the shares of features for the own head and for the server's; all are [..., dim]."""
     scores = normalised(gate, affine(gate, context)).relu()
-    r, s = torch.softmax(scores.unflatten(-1, (2, -1)), -2).unbind(-2)
+    r, s = torch.softmax(scores.reshape(*scores.shape[:-1], 2, -1), -2).unbind(-2)
     return r, s
 
 

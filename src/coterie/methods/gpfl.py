@@ -126,26 +126,25 @@ class GPFL(Method[Server, Params, Server, Up]):
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
         start = {**client, **down.body}
         trained, rest = task.split(start)
-        u = down.embeddings
-        (trained, beside), rest, loss = minimise(
+        received = Received(down.embeddings, _condition(task, down, batches), down.embeddings.mean(0))
+        (trained, (valve, u)), rest, loss = minimise(
             self.optimizer,
             partial(self._objective, task),
-            Trained(trained, Beside(down.valve, u)),
+            Trained(trained, Beside(down.valve, down.embeddings)),
             rest,
             batches,
-            anchor=Received(u, _class_shares(task, batches) @ u, u.mean(0)),
+            anchor=received,
         )
         theta = {name: {**rest, **trained}[name] for name in start}
         body = task.sent({name: theta[name] for name in down.body})
-        return theta, Up(body, *beside, batches.count), {"loss": loss}
+        return theta, Up(body, valve, u, batches.count), {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
         body, valve, u = tree.mean((ups.body, ups.valve, ups.embeddings), ups.count)
         return Server({**server.body, **body}, valve, u)
 
     def personalize(self, task: Task, client: Params, down: Server, batches: Batches) -> View:
-        condition = _class_shares(task, batches) @ down.embeddings
-        return View({**client, **down.body}, *valve_of(down.valve, condition))
+        return View({**client, **down.body}, *valve_of(down.valve, _condition(task, down, batches)))
 
     @property
     def personalize_epochs(self) -> int:
@@ -205,7 +204,8 @@ def _mean(each: Tensor, batch: Batch) -> Tensor:
     return (each * here).sum() / here.sum().clamp_min(1.0)
 
 
-def _class_shares(task: Task, batches: Batches) -> Tensor:
-    """Return p_i, [classes]; of a client without examples, all the same."""
+def _condition(task: Task, down: Server, batches: Batches) -> Tensor:
+    """Return sum_k p_ik u_k, [dim]; for a client without examples, the mean of all u_k."""
     size = class_moments.class_sizes(task, batches.epoch(0))
-    return torch.where(size.sum() > 0, size / size.sum().clamp_min(1.0), torch.full_like(size, 1 / len(size)))
+    share = torch.where(size.sum() > 0, size / size.sum().clamp_min(1.0), torch.full_like(size, 1 / len(size)))
+    return (share[:, None] * down.embeddings).sum(0)

@@ -63,6 +63,10 @@ def embeddings(population: Population, name: str, number: int, dim: int, params:
 
 def affine(layer: Dense, x: Tensor) -> Tensor:
     """Return W x + b for `x` [..., inputs], [..., outputs]."""
+    if x.ndim == 1:
+        # How a product of a matrix and a vector rounds depends on where in memory the matrix begins, and that differs
+        # between a run and the same one resumed from its files. These sums do not.
+        return (layer.weight * x).sum(-1) + layer.bias
     return F.linear(x, layer.weight, layer.bias)
 
 
