@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.core import tree
-from coterie.core.batches import Batches
+from coterie.core.batches import Batch, Batches
 from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer
 from coterie.core.task import Task
-from coterie.core.training import envelope_step, mean_loss, quadratic_penalty, train
+from coterie.core.training import envelope_step, mean_loss, minimise, quadratic_penalty, train
+from coterie.core.tree import Params
 
 
 def batches_of(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None = None) -> Batches:
@@ -158,6 +159,47 @@ def test_mean_loss_is_in_evaluation_mode() -> None:
     seen = data.index.flatten()
     expected = F.cross_entropy(module.eval()(data.x[seen]), data.y[seen])
     torch.testing.assert_close(mean_loss(task, task.init(), data), expected.detach())
+
+
+class Both(NamedTuple):
+    theta: Params
+    beside: tuple[Tensor, Tensor]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(SGD(0.1, momentum=0.9), torch.optim.SGD), (Adam(0.02), torch.optim.Adam)]
+)
+def test_an_objective_trains_a_model_and_what_is_beside_it(
+    ours: Optimizer, theirs: type[torch.optim.Optimizer]
+) -> None:
+    """A tree of a model and two more tensors, with BatchNorm's statistics as the rest: PyTorch's steps."""
+    data, module = classes(), network()
+    task = Task(module)
+    turn, shift, anchor = torch.eye(3) + 0.1, torch.tensor([0.1, 0.2, 0.3]), torch.ones(3)
+
+    def objective(both: Both, rest: Params, batch: Batch, anchor: Tensor) -> tuple[Tensor, tuple[Tensor, Params]]:
+        outputs, _, rest = task.outputs_and_features({**rest, **both.theta}, batch)
+        turn, shift = both.beside
+        loss = F.cross_entropy(outputs @ turn + shift, batch.y)
+        return loss + ((shift - anchor) ** 2).sum(), (loss, rest)
+
+    trained, rest = task.split(task.init())
+    both, rest, told = minimise(ours, objective, Both(trained, (turn, shift)), rest, data, anchor)
+
+    free = [nn.Parameter(turn.clone()), nn.Parameter(shift.clone())]
+    options = {"momentum": 0.9} if isinstance(ours, SGD) else {}
+    optimizer: Any = theirs([*module.train().parameters(), *free], lr=ours.lr, **options)
+    losses = []
+    for index in data.index[0]:
+        optimizer.zero_grad()
+        losses.append(F.cross_entropy(module(data.x[index]) @ free[0] + free[1], data.y[index]))
+        (losses[-1] + ((free[1] - anchor) ** 2).sum()).backward()
+        optimizer.step()
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close({**both.theta, **rest}[name], value, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(both.beside, free, strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(told, torch.stack(losses).mean().detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lr", [1e-3, 0.01, 0.05, 0.5])

@@ -49,7 +49,9 @@ class Population(NamedTuple):
 
     A server that holds a part of the model (its body) or something for each class needs `task` to know names and
     shapes; most servers do not. A server that draws random numbers for each client draws them from the clients' `keys`
-    (`coterie.core.rng.uniform`), so that they belong to the client and not to its position.
+    (`coterie.core.rng.uniform`), so that they belong to the client and not to its position. One that begins with
+    random numbers of its own, such as the parameters of a module beside the model (`coterie.parts.auxiliary`), draws
+    them from `seed`: so they are the same in every copy of the server, and others in another run.
     """
 
     size: int  # the number of all clients
@@ -58,6 +60,8 @@ class Population(NamedTuple):
     keys: Tensor | None = None  # [size] int64, a hash of each client's name; None if clients have no names
     store: RowStore | None = None  # decides where rows of many clients are kept; None keeps them in memory
     holds: Tensor | None = None  # int64; among peers, whose rows a copy of the server needs to hold; None: everybody's
+    # [] int64, the run's seed as a tensor; a server that draws random numbers in aggregate or init keeps it
+    seed: Tensor | None = None
 
     def rows(self, first: Tree) -> Any:
         """Return a row for every client, all equal to `first` at the start.

@@ -45,6 +45,11 @@ def torch_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts) % 2**63)
 
 
+def seed_tensor(seed: int) -> Tensor:
+    """Return a run's seed as a tensor [] int64; it is on the CPU wherever the run is, since servers read its value."""
+    return torch.tensor(seed % 2**63, device="cpu")
+
+
 def keys_of(names: Sequence[str]) -> Tensor:
     """Return [len(names)] int64, a hash of each client's name."""
     return torch.tensor([seed_of("client", name) >> 1 for name in names])

@@ -1,8 +1,8 @@
 """What clients do with their data: they train with a penalty, take gradients and measure losses.
 
-Every function here sees one client. `train`, `mean_loss` and `mean_gradient` go through the client's minibatches with
-`coterie.core.scan.scan`, so engines can stack and compile them; `gradient` and `proximal_steps` see one minibatch and
-are for use inside a step of your own scan.
+Every function here sees one client. `train`, `minimise`, `mean_loss` and `mean_gradient` go through the client's
+minibatches with `coterie.core.scan.scan`, so engines can stack and compile them; `gradient` and `proximal_steps` see
+one minibatch and are for use inside a step of your own scan.
 
 "Trained parameters" are those that `task.split` returns first; the rest of a model are buffers and frozen parameters.
 """
@@ -27,6 +27,7 @@ EVALUATION_BATCH = 128  # examples in a minibatch where nothing is trained
 Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar that is added to the loss
 PenaltyGradient = Callable[[Params, Params], Params]  # (trained parameters, anchor) -> gradient of a penalty
 FeaturePenalty = Callable[[Tensor, Batch, Any], Tensor]  # (features [batch, dim], batch, anchor) -> scalar, likewise
+Objective = Callable[[Any, Any, Batch, Any], tuple[Tensor, tuple[Tensor, Any]]]  # see `minimise`
 
 
 def no_penalty(params: Params, anchor: Any) -> Tensor:
@@ -79,26 +80,51 @@ def train(
     def free(values: Params) -> Params:
         return values if only is None else {name: value for name, value in values.items() if name in only}
 
+    def objective(trained: Params, rest: Params, batch: Batch, anchor: Any) -> tuple[Tensor, tuple[Tensor, Params]]:
+        if feature_penalty is None:
+            loss, left = task.loss({**rest, **trained}, batch)
+            return loss + penalty(trained, anchor), (loss, {**rest, **free(left)})
+        loss, features, left = task.loss_and_features({**rest, **trained}, batch)
+        value = loss + penalty(trained, anchor) + feature_penalty(features, batch, anchor)
+        return value, (loss, {**rest, **free(left)})
+
+    trained = free(task.split(params)[0])
+    rest = {name: value for name, value in params.items() if name not in trained}
+    trained, rest, loss = minimise(optimizer, objective, trained, rest, batches, anchor)
+    return {name: trained[name] if name in trained else rest[name] for name in params}, loss
+
+
+def minimise(
+    optimizer: Optimizer, objective: Objective, params: Tree, rest: Tree, batches: Batches, anchor: Tree = ()
+) -> tuple[Any, Any, Tensor]:
+    """Minimise an objective of your own, over parameters of a model and of whatever else, one step per minibatch.
+
+    Args:
+        optimizer: takes the steps; its state begins anew with each call. It sees `tree.pack(params)`.
+        objective: `objective(params, rest, batch, anchor)` returns (what is minimised, (loss, rest)): a scalar that is
+            differentiated by `params`; the loss to be told, which is a mean over the examples of the minibatch; and
+            the `rest` as the step leaves it, such as the buffers after a forward pass.
+        params: what is trained, any tree: the trained parameters of a model together with those of modules beside it.
+        rest: what changes without being trained, or does not change: buffers and frozen parameters.
+        batches: the client's minibatches, all epochs of which are used.
+        anchor: a tree that the objective reads. It must read its tensors from there: a step that closes over a tensor
+            is refused.
+
+    Returns:
+        `params` and `rest` after the last step, and the mean of the told losses over the examples, a scalar.
+    """
+
     def step(carry: Any, aux: Tree, batch: Batch) -> Tree:
-        params, state, total, seen = carry
-        trained = free(task.split(params)[0])
-
-        def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
-            if feature_penalty is None:
-                loss, left = task.loss({**params, **trained}, batch)
-                return loss + penalty(trained, aux), (loss, left)
-            loss, features, left = task.loss_and_features({**params, **trained}, batch)
-            return loss + penalty(trained, aux) + feature_penalty(features, batch, aux), (loss, left)
-
-        grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(trained)
-        trained, state = optimizer.update(grads, state, trained)
+        params, rest, state, total, seen = carry
+        grads, (loss, rest) = grad(lambda params: objective(params, rest, batch, aux), has_aux=True)(params)
+        flat, state = optimizer.update(tree.pack(grads), state, tree.pack(params))
         count = batch.mask.sum()
-        return {**params, **trained, **free(left)}, state, total + loss * count, seen + count
+        return tree.rebuild(flat, params), rest, state, total + loss * count, seen + count
 
     zero = torch.zeros((), device=batches.mask.device)
-    start = (params, optimizer.init(free(task.split(params)[0])), zero, zero)
-    params, _, total, seen = scan(step, start, anchor, batches)
-    return params, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
+    start = (params, rest, optimizer.init(tree.pack(params)), zero, zero)
+    params, rest, _, total, seen = scan(step, start, anchor, batches)
+    return params, rest, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
 
 
 def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, Params]:

@@ -99,7 +99,7 @@ class Simulation:
         place = place or Central()
         keys = rng.keys_of(federation.names).to(federation.x.device)
         with on(federation.x.device):
-            people = Population(size, participants, task, keys, store)
+            people = Population(size, participants, task, keys, store, seed=rng.seed_tensor(seed))
             server, client = place.start(method, params, people), method.init_client(params)
             clients = tree.clone(tree.broadcast(client, size)) if store is None else store.rows(client, size)
         return cls(method, task, federation, plan, participants, seed, State(server, clients), place, store=store)

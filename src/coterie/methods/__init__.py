@@ -14,6 +14,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedavg_ft import FedAvgFT
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedbn import FedBN
+from coterie.methods.fedcp import FedCP
 from coterie.methods.fedem import FedEM
 from coterie.methods.federico import FedeRiCo
 from coterie.methods.fedmap import FedMAP
@@ -25,6 +26,7 @@ from coterie.methods.fedprox import FedProx
 from coterie.methods.fedprox_ft import FedProxFT
 from coterie.methods.fedrep import FedRep
 from coterie.methods.fedrod import FedROD
+from coterie.methods.gpfl import GPFL
 from coterie.methods.heurfedamp import HeurFedAMP
 from coterie.methods.ifca import IFCA
 from coterie.methods.lg_fedavg import LGFedAvg
@@ -69,10 +71,13 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "apfl": APFL,
     "fedala": FedALA,
     "per-fedavg": PerFedAvg,
+    "fedcp": FedCP,
+    "gpfl": GPFL,
 }
 
 __all__ = [
     "APFL",
+    "GPFL",
     "IFCA",
     "METHODS",
     "MOON",
@@ -84,6 +89,7 @@ __all__ = [
     "FedAvgFT",
     "FedBABU",
     "FedBN",
+    "FedCP",
     "FedEM",
     "FedMAP",
     "FedPAC",
