@@ -90,6 +90,10 @@ class FedCP(Method[Model, Client, Model, Up]):
     optimizer: Optimizer = SGD()
     lam: Annotated[float, Field(ge=0, description="lambda, pull of features to those of the received body")] = 0.1
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return "theta", "gate"
+
     def init_server(self, params: Params, population: Population) -> Model:
         dim = head_inputs(population.task, "FedCP")
         return Model(params, dense(population, "gate", dim, 2 * dim, params))

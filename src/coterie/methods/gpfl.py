@@ -109,6 +109,10 @@ class GPFL(Method[Server, Params, Server, Up]):
     lam: Annotated[float, Field(ge=0, description="lambda, pull of features to their class's embedding")] = 0.01
     mu: Annotated[float, Field(ge=0, description="weight decay of the valve and the embeddings")] = 0.0
 
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return "body", "valve", "embeddings"
+
     def init_server(self, params: Params, population: Population) -> Server:
         dim = head_inputs(population.task, "GPFL")
         classes, _ = class_moments.dimensions(population.task)
