@@ -132,7 +132,8 @@ def tuned(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[st
     with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
 
         def compare(size: float, seeds: Sequence[int], progress: Clock | None = None) -> coterie.Comparison:
-            trial = {method: METHODS[method](optimizer=SGD(size))}
+            cls: Any = METHODS[method]
+            trial = {method: cls(optimizer=SGD(size))}
             return coterie.compare(trial, seeds, out=Path(scratch) / str(size), progress=progress, **settings)
 
         try:
