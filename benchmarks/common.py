@@ -287,6 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         for case in chosen
     }
+    for case, found in results.items():
+        if unlike := [name for name in ("local", "fedavg") if "scores" not in (found[name] or {})]:
+            print(
+                f"{case}: there is no result of {' and '.join(unlike)} to compare with: run it first", file=sys.stderr
+            )
+            return 1
     notes = tomllib.loads(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
     text = page(results, notes)
     whole = not asked.quick and not asked.only and not asked.methods
