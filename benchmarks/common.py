@@ -132,7 +132,8 @@ def tuned(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[st
     with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
 
         def compare(size: float, seeds: Sequence[int], progress: Clock | None = None) -> coterie.Comparison:
-            trial = {method: METHODS[method](optimizer=SGD(size))}
+            cls: Any = METHODS[method]
+            trial = {method: cls(optimizer=SGD(size))}
             return coterie.compare(trial, seeds, out=Path(scratch) / str(size), progress=progress, **settings)
 
         try:
@@ -286,6 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         for case in chosen
     }
+    for case, found in results.items():
+        if unlike := [name for name in ("local", "fedavg") if "scores" not in (found[name] or {})]:
+            print(
+                f"{case}: there is no result of {' and '.join(unlike)} to compare with: run it first", file=sys.stderr
+            )
+            return 1
     notes = tomllib.loads(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
     text = page(results, notes)
     whole = not asked.quick and not asked.only and not asked.methods

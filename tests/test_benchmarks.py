@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -292,6 +294,47 @@ def test_defaults_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert defaults.main(asked) == 0
     assert capsys.readouterr() == (first.out, "")
     assert not (tmp_path / "page.md").exists()
+
+
+def test_the_common_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """A smoke test of docs/benchmark.md on digits: run once, then read; other code of a method is another result."""
+    common = load("common")
+    case = common.Case("digits", "ten clients", "accuracy", {"data": "digits", "local_epochs": 1})
+    monkeypatch.setattr(common, "cases", lambda: (case,))
+    asked = ["--quick", "--methods", "fedbn", "--cache", str(tmp_path)]
+    assert common.main(asked) == 0
+    first = capsys.readouterr()
+    assert [line.split(": ")[1] for line in first.err.splitlines()] == ["local", "fedavg", "fedbn"]
+    rows = {line.split("`")[1]: line.split(" | ") for line in first.out.splitlines() if line.startswith("| `")}
+    assert rows.keys() == {"local", "fedavg", "fedbn"}
+    assert "; equal to `fedavg` to the digit on digits | **not explained yet** |" in first.out
+    (kept,) = tmp_path.glob("fedavg-*.json")
+    found = json.loads(kept.read_text())
+    assert found["validation"].keys() == {"0.02", "0.1"}
+    assert found["validation"][str(found["lr"])] == max(found["validation"].values())
+    assert np.array(found["scores"]).shape == (1, 10)
+    assert common.main([*asked, "--page"]) == 0
+    assert capsys.readouterr() == (first.out, "")
+    monkeypatch.setattr(common, "code", lambda method: "changed")
+    assert common.main([*asked, "--page"]) == 1
+    assert "digits: there is no result of local and fedavg to compare with" in capsys.readouterr().err
+
+
+def test_the_code_of_a_method_is_its_file_and_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    common = load("common")
+    assert len({common.code(name) for name in ("fedavg", "fedper", "fedamp")}) == 3
+    before = {name: common.code(name) for name in ("fedper", "scaffold")}
+    shutil.copytree(HERE.parent / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    averaging = tmp_path / "src" / "coterie" / "parts" / "averaging.py"
+    text = averaging.read_text()
+    averaging.write_text(
+        text.replace('"""Send w to every client', '"""Send the same w to every client') + "# a comment\n"
+    )
+    assert {name: common.code(name) for name in before} == before
+    averaging.write_text(text + "MORE = 1\n")
+    assert common.code("fedper") != before["fedper"]
+    assert common.code("scaffold") == before["scaffold"]
 
 
 def test_mutants_are_single_changes_with_names_that_do_not_depend_on_layout() -> None:

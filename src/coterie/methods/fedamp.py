@@ -2,9 +2,9 @@
 
 FedAMP minimises  sum_i F_i(w_i) + lambda A(W),  A(W) = sum_{i<j} A(||w_i - w_j||^2)  (eq. 1), by turns. In round k:
 
-    xi_ij = alpha_k A'(||w_i - w_j||^2),  xi_ii = 1 - sum_{j != i} xi_ij              (`_xi`; eq. 7)
-    u_i   = sum_j xi_ij w_j                                              (`dispatch`; eq. 5)
-    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2        (`cloud_models.pulled_update`; eq. 6)
+    xi_ij = alpha_k A'(||w_i - w_j||^2),  xi_ii = 1 - sum_{j != i} xi_ij    (`_xi`; eq. 7)
+    u_i   = sum_j xi_ij w_j                                             (`dispatch`; eq. 5)
+    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2       (`cloud_models.pulled_update`; eq. 6)
 
 The paper names three attention-inducing functions A, here written in s = ||w_i - w_j||^2 / sigma and a = `shape`. All
 are concave and nondecreasing with A(0) = 0, and scaled so that A'(0) = 1/sigma (`_slope` is sigma A'):

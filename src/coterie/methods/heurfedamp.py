@@ -3,9 +3,9 @@
 HeurFedAMP is FedAMP with weights from cosines. It is meant for deep networks, where Euclidean distances say little. In
 round k:
 
-    xi_ij = (1 - xi_ii) softmax_{j != i}(sigma cos(w_i, w_j)),  xi_ii a number   (`_xi`; eq. 8)
-    u_i   = sum_j xi_ij w_j                                              (`dispatch`; eq. 5)
-    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2        (`cloud_models.pulled_update`; eq. 6)
+    xi_ij = (1 - xi_ii) softmax_{j != i}(sigma cos(w_i, w_j)),  xi_ii a number       (`_xi`; eq. 8)
+    u_i   = sum_j xi_ij w_j                                                  (`dispatch`; eq. 5)
+    w_i  <- argmin_w  F_i(w) + lambda / (2 alpha_k) ||w - u_i||^2            (`cloud_models.pulled_update`; eq. 6)
 
 alpha_k and lambda enter only as their ratio, the `pull`: a number, `auto` (default) for one that hardly slows a round
 down (`attention.gentle_pull`), or `theorem` for sqrt(K), which is FedAMP's alpha_k = lambda / sqrt(K). K is the run's
