@@ -15,7 +15,9 @@ from coterie.methods.fedavg_ft import FedAvgFT
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedbn import FedBN
 from coterie.methods.fedem import FedEM
+from coterie.methods.fedep_ft import FedEPFT
 from coterie.methods.federico import FedeRiCo
+from coterie.methods.fedfomo import FedFomo
 from coterie.methods.fedmap import FedMAP
 from coterie.methods.fedpa_ft import FedPAFT
 from coterie.methods.fedpac import FedPAC
@@ -35,6 +37,7 @@ from coterie.methods.pfedbayes import PFedBayes
 from coterie.methods.pfedbred import PFedBreD
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.pfedvmp import PFedVMP
+from coterie.methods.qlsd_ft import QLSDFT
 from coterie.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
@@ -69,6 +72,9 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "apfl": APFL,
     "fedala": FedALA,
     "per-fedavg": PerFedAvg,
+    "fedfomo": FedFomo,
+    "fedep-ft": FedEPFT,
+    "qlsd-ft": QLSDFT,
 }
 
 __all__ = [
@@ -76,6 +82,7 @@ __all__ = [
     "IFCA",
     "METHODS",
     "MOON",
+    "QLSDFT",
     "ClusteredFL",
     "Ditto",
     "FedALA",
@@ -85,6 +92,8 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedEM",
+    "FedEPFT",
+    "FedFomo",
     "FedMAP",
     "FedPAC",
     "FedPAFT",
