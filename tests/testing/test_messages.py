@@ -15,6 +15,7 @@ COUNT = "2.num_batches_tracked"
 SENDS_BUFFERS = {"fedavg", "fedavg-ft", "fedprox", "fedmap", "ditto", "per-fedavg", "scaffold", "pfedme", "pfedbred"}
 SENDS_BUFFERS |= {"fedprox-ft", "moon", "fedpa-ft", "fedrod", "fedpac", "ifca", "clustered-fl", "fedem", "pfedbayes"}
 SENDS_BUFFERS |= {"apfl", "fedala"}
+SENDS_BUFFERS |= {"fedfomo", "fedep-ft", "qlsd-ft"}
 # FedeRiCo's steps and its own model hold everything: what goes to others is another matter than what goes to a server.
 CHECKED = [name for name in METHODS if name != "federico"]
 

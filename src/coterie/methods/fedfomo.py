@@ -132,7 +132,7 @@ class FedFomo(Method[Server, Client, Any, Addressed]):
         start = tree.mean(models, weight)
         theta, loss = train(task, self.optimizer, start, batches)
         whose = everybody[:, None] == torch.arange(len(down.affinity))  # [1 + M, N]
-        affinity = down.affinity + (whose * weight[:, None]).sum(0)
+        affinity = down.affinity + (whose * weight[:, None]).sum(0).to(down.affinity)
         up = Addressed(Own(task.sent(theta), affinity), owners.new_full((1,), NOBODY), ())
         return Client(theta, start), up, {"loss": loss, "own_weight": weight[0]}
 
