@@ -73,7 +73,7 @@ def test_sharing_lanes_changes_nothing(compiled: bool, width: int | None) -> Non
     with compiling(compiled, width):
         got = stacked(one, (params,), batches)
     for client in range(6):
-        own = Batches(batches.x, batches.y, *(leaf[client] for leaf in batches[2:]))
+        own = Batches(batches.x, batches.y, *(leaf[client] for leaf in batches[2:6]))
         expected = one(tree.rows(params, client), own)
         for ours, theirs in zip(tree.leaves(tree.rows(got, client)), tree.leaves(expected), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -93,7 +93,7 @@ def test_a_carry_may_show_what_is_not_its_own() -> None:
     with compiling(False, 2):
         got = stacked(one, (start, aux), batches)
     for client in range(6):
-        own = Batches(batches.x, batches.y, *(leaf[client] for leaf in batches[2:]))
+        own = Batches(batches.x, batches.y, *(leaf[client] for leaf in batches[2:6]))
         for ours, theirs in zip(got, one(start[client], aux[client], own), strict=True):
             assert torch.equal(ours[client], theirs)
     assert torch.equal(aux, 10 * torch.arange(6.0)[:, None])

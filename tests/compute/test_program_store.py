@@ -199,7 +199,7 @@ def test_a_step_without_a_key_is_not_kept(no_programs_on_disk: Path) -> None:
         return carry + odd(batch.x.sum(0))
 
     data = batches(4, 5)
-    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:]))
+    alone = Batches(data.x, data.y, *(leaf[0] for leaf in data[2:6]))
     with compiling():
         scan(step, torch.zeros(4), (), alone)
     assert compiled.compilations() == 1

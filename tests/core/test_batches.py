@@ -1,6 +1,6 @@
 import torch
 
-from coterie.core.batches import Batch, Batches
+from coterie.core.batches import Batch, Batches, Withheld
 
 
 def batches() -> Batches:
@@ -56,3 +56,14 @@ def test_wider_minibatches_have_the_same_examples():
     torch.testing.assert_close(batches().merged(1).index, batches().index)
     assert batches().merged(100).index.shape == (2, 1, 100)
     assert batches().epoch(0, 0).merged(5).index.shape == (0, 2, 4)
+
+
+def test_withheld_examples_are_minibatches_of_their_own():
+    plain = batches()
+    assert plain.of_withheld().index.shape == (0, *plain.index.shape[1:]), "there is no epoch of nothing"
+    part = Withheld(torch.tensor([[[3, 4], [5, 3]]]), torch.tensor([[[1.0, 1.0], [1.0, 0.0]]]))
+    out = plain._replace(withheld=part).of_withheld()
+    assert torch.equal(out.index, part.index)
+    assert torch.equal(out.mask, part.mask)
+    assert out.key.shape == (1, 2)
+    assert out.withheld == ()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -85,3 +87,44 @@ def test_a_width_that_is_too_small_is_not_written_beyond():
     """A client that has more than it was told all have at most."""
     batches = draw(federation([50]), [0], Plan(8, width=3), seed=0, purpose="t", round=1)
     assert batches.index.shape == (1, 1, 7, 3)
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4), batch=st.integers(1, 16), epochs=st.integers(1, 2),
+       share=st.floats(0.01, 0.9))  # fmt: skip
+@settings(deadline=None, max_examples=40)
+def test_withheld_examples_are_in_no_minibatch(sizes, batch, epochs, share):
+    data, plan = federation(sizes), Plan(batch, epochs, withheld=share)
+    batches = draw(data, list(range(len(sizes))), plan, seed=0, purpose="t", round=1)
+    for row, size in enumerate(sizes):
+        out = batches.withheld.index[row][batches.withheld.mask[row] > 0].tolist()
+        assert len(out) == min(max(1, round(share * size)), size - 1), "at least one, and never all"
+        rest = sorted(set(data.split(row).train.tolist()) - set(out))
+        for epoch in range(epochs):
+            used = batches.index[row, epoch][batches.mask[row, epoch] > 0]
+            assert sorted(used.tolist()) == rest
+        assert np.isin(batches.index[row].numpy(), rest).all(), "nor does padding show them"
+        assert batches.count[row] == len(rest)
+        assert int(batches.mask[row].any(-1).sum()) == plan.num_steps(size)
+
+
+def test_withheld_examples_belong_to_the_client_and_the_seed():
+    """They are the same in every round and purpose, whatever the plan and the company."""
+    data = federation([20, 30, 50])
+
+    def out(ids, seed=0, purpose="t", round=1, plan=None):
+        drawn = draw(data, ids, plan or Plan(4, withheld=0.3), seed=seed, purpose=purpose, round=round).withheld
+        return [drawn.index[row][drawn.mask[row] > 0].tolist() for row in range(len(ids))]
+
+    first = out([1])
+    assert first == out([1], purpose="u", round=7) == [out([2, 1, 0])[1]]
+    assert first == out([1], plan=Plan(16, steps=3, withheld=0.3)) == out([1], plan=Plan(4, epochs=0, withheld=0.3))
+    assert first != out([1], seed=1)
+    assert draw(data, [1], Plan(4), seed=0, purpose="t", round=1).withheld == ()
+
+
+def test_withheld_examples_count_their_class_weights():
+    data = federation([20])
+    weights = torch.arange(20.0)
+    drawn = draw(replace(data, weights=weights), [0], Plan(4, withheld=0.3), seed=0, purpose="t", round=1).withheld
+    plain = draw(data, [0], Plan(4, withheld=0.3), seed=0, purpose="t", round=1).withheld
+    assert torch.equal(drawn.mask, plain.mask * weights[plain.index])

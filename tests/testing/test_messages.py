@@ -14,7 +14,7 @@ FROZEN = {"0.weight", "0.bias"}
 COUNT = "2.num_batches_tracked"
 SENDS_BUFFERS = {"fedavg", "fedavg-ft", "fedprox", "fedmap", "ditto", "per-fedavg", "scaffold", "pfedme", "pfedbred"}
 SENDS_BUFFERS |= {"fedprox-ft", "moon", "fedpa-ft", "fedrod", "fedpac", "ifca", "clustered-fl", "fedem", "pfedbayes"}
-SENDS_BUFFERS |= {"apfl", "fedala", "fedcp", "gpfl"}
+SENDS_BUFFERS |= {"apfl", "fedala", "fedcp", "gpfl", "fedfomo", "fedep-ft", "qlsd-ft"}
 # FedeRiCo's steps and its own model hold everything: what goes to others is another matter than what goes to a server.
 CHECKED = [name for name in METHODS if name != "federico"]
 

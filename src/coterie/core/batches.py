@@ -29,6 +29,13 @@ class Batch(NamedTuple):
 _OTHER_KEY = 0x2545F491 << 30  # flips bits of the upper half of a key, which dropout hashes separately from positions
 
 
+class Withheld(NamedTuple):
+    """Examples that a method withholds from training, to measure models on them; see `Method.withheld_share`."""
+
+    index: Tensor  # type: ignore[assignment]  # [1, steps, batch] int64; positions in the pool
+    mask: Tensor  # [1, steps, batch]; as in `Batch`
+
+
 class Batches(NamedTuple):
     """One client's minibatches for one round, as positions in a pool of examples that is never copied.
 
@@ -41,7 +48,19 @@ class Batches(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # [epochs, steps, batch] int64; positions in the pool
     mask: Tensor  # [epochs, steps, batch]; as in `Batch`
     key: Tensor  # [epochs, steps] int64; as in `Batch`
-    count: Tensor  # type: ignore[assignment]  # []; the client's number of training examples
+    count: Tensor  # type: ignore[assignment]  # []; the number of the client's examples that it trains on
+    withheld: Withheld | tuple[()] = ()  # examples that are in none of these minibatches, if the method asks for some
+
+    def of_withheld(self) -> Batches:
+        """Return minibatches of the withheld examples instead: one epoch, always in the same order.
+
+        All are masked if there are none, because the client has a single example; there is no epoch if the method
+        withholds nothing.
+        """
+        if not self.withheld:
+            return self.epoch(0, 0)
+        index, mask = self.withheld
+        return self._replace(index=index, mask=mask, key=torch.zeros_like(index[..., 0]), withheld=())
 
     def epoch(self, start: int, stop: int | None = None) -> Batches:
         """Return the epochs from `start` up to, but not including, `stop`; by default the one epoch `start`."""

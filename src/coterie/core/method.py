@@ -51,7 +51,9 @@ class Population(NamedTuple):
     shapes; most servers do not. A server that draws random numbers for each client draws them from the clients' `keys`
     (`coterie.core.rng.uniform`), so that they belong to the client and not to its position. One that begins with
     random numbers of its own, such as the parameters of a module beside the model (`coterie.parts.auxiliary`), draws
-    them from `seed`: so they are the same in every copy of the server, and others in another run.
+    them from `seed`. One that draws in `aggregate` keeps `seed` in its state, as an int64 tensor, with a count of its
+    rounds, and hashes the two (`coterie.core.rng.normals`; see `methods/qlsd_ft.py`). Copies at peers then agree, and
+    a resumed run draws the same.
     """
 
     size: int  # the number of all clients
@@ -60,8 +62,7 @@ class Population(NamedTuple):
     keys: Tensor | None = None  # [size] int64, a hash of each client's name; None if clients have no names
     store: RowStore | None = None  # decides where rows of many clients are kept; None keeps them in memory
     holds: Tensor | None = None  # int64; among peers, whose rows a copy of the server needs to hold; None: everybody's
-    # [] int64, the run's seed as a tensor; a server that draws random numbers in aggregate or init keeps it
-    seed: Tensor | None = None
+    seed: int = 0  # for random numbers of the server's own; the same for all copies of it
 
     def rows(self, first: Tree) -> Any:
         """Return a row for every client, all equal to `first` at the start.
@@ -192,7 +193,8 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
             task: the model and its loss.
             client: the client's private state.
             down: what the server sent to this client, without the client axis.
-            batches: the client's minibatches of this round.
+            batches: the client's minibatches of this round. The examples that `withheld_share` asks for are in none of
+                them, but in `batches.of_withheld()`.
 
         Returns:
             The client's new private state, its message to the server, and scalars worth logging, by name. The console
@@ -217,7 +219,9 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
             task: the model and its loss.
             client: the client's private state; that of `init_client` if it has not taken part yet.
             down: what `deploy` sent to this client, without the client axis.
-            batches: `personalize_epochs` epochs of the client's training data; never validation or test data.
+            batches: `personalize_epochs` epochs of the client's training data, and the withheld ones; never validation
+                or test data. A method whose predictions are random can put a key from `batches.key` into the view, or
+                constant ones (`methods/pfedbayes.py`).
         """
 
     def deploy(self, server: Server, ids: Tensor, rng: torch.Generator) -> Down:
@@ -254,6 +258,16 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     def personalize_epochs(self) -> int:
         """The number of epochs of its training data that a client needs to make its view; 0 if it needs none."""
         return 0
+
+    @property
+    def withheld_share(self) -> float:
+        """The share of its training examples that a client never trains on, but may measure models on; 0 for none.
+
+        They are the same in every round, at least one (none if a client has a single example), and come to
+        `local_update` and `personalize` as `batches.of_withheld()`. They are no validation data of the run: those
+        select the round, and what a method has looked at would be selected with a bias.
+        """
+        return 0.0
 
     def offer(self, server: Server, ids: Tensor) -> Tree:
         """Return what each of the clients `ids` gives to those who ask for it, leaves [len(ids), ...].

@@ -8,6 +8,7 @@ relabelling the clients only relabels the results.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.dropout import uniform as at_positions
+from coterie.core.tree import Params
+
+KEY_STEP = 0x51F15EED  # between the keys of two draws
+ROUND_STEP = 0x5851F42D4C957F2D  # between the keys of two rounds, or of two draws of a whole model
 _MASK = 0xFFFFFFFF
 
 
@@ -45,14 +51,24 @@ def torch_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(*parts) % 2**63)
 
 
-def seed_tensor(seed: int) -> Tensor:
-    """Return a run's seed as a tensor [] int64; it is on the CPU wherever the run is, since servers read its value."""
-    return torch.tensor(seed % 2**63, device="cpu")
-
-
 def keys_of(names: Sequence[str]) -> Tensor:
     """Return [len(names)] int64, a hash of each client's name."""
     return torch.tensor([seed_of("client", name) >> 1 for name in names])
+
+
+def server_seed(seed: int) -> int:
+    """Return `Population.seed` of a run with this seed."""
+    return seed_of(seed, "server") >> 1
+
+
+def normals(key: Tensor, like: Params) -> Params:
+    """Return standard normal numbers with the names and shapes of `like`, each a hash of the int64 scalar `key`, the
+    place of its tensor, and its position there (Box and Muller)."""
+    drawn = {}
+    for place, (name, leaf) in enumerate(like.items()):
+        radius, angle = (at_positions(key + (2 * place + half + 1) * KEY_STEP, tuple(leaf.shape)) for half in (0, 1))
+        drawn[name] = ((-2 * torch.log1p(-radius)).sqrt() * (2 * math.pi * angle).cos()).to(leaf)
+    return drawn
 
 
 def uniform(*keys: Tensor) -> Tensor:

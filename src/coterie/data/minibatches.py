@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core import rng
-from coterie.core.batches import Batches
+from coterie.core.batches import Batches, Withheld
 from coterie.data.federation import Federation, Index
 
 Seeds = NDArray[np.uint64]
@@ -29,25 +29,34 @@ class Plan:
     epochs: int = 1
     steps: int | None = None
     width: int | None = None  # what minibatches are filled up to; None: as in `draw`
+    withheld: float = 0.0  # share of a client's training examples that it does not train on, but measures models on
 
     def num_steps(self, size: int) -> int:
         """Minibatches a client of `size` training examples sees in a round."""
-        return self.steps or self.epochs * -(-size // self.batch_size)
+        return self.steps or self.epochs * -(-(size - self.num_withheld(size)) // self.batch_size)
+
+    def num_withheld(self, size: int) -> int:
+        """How many of its `size` training examples a client withholds: at least one, and never all."""
+        return min(max(1, round(self.withheld * size)), size - 1) if self.withheld else 0
 
 
 def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, purpose: str, round: int) -> Batches:
     """The minibatches of the clients `ids`, stacked: leaves have the client axis first, except the shared pool.
 
     What a client gets depends on (seed, purpose, round, its name) only. Shorter clients are padded with masked steps
-    to the longest of `ids`.
+    to the longest of `ids`. The examples that `plan` withholds are drawn once, from (seed, its name).
     """
-    sizes = [federation.sizes[i] for i in ids]
+    own = [federation.train[i] for i in ids]
+    out: list[Index] = []
+    if plan.withheld:
+        own, out = withhold(own, rng.seeds_of((seed, "withheld"), [federation.names[i] for i in ids]), plan)
+    sizes = [len(each) for each in own]
     # No minibatch is wider than the largest client of the federation, whoever is in this chunk.
     width = plan.width or min(plan.batch_size, federation.largest)
     epochs = 1 if plan.steps else plan.epochs
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
     seeds = rng.seeds_of((seed, purpose, round), [federation.names[i] for i in ids])
-    index, mask, key = _drawn([federation.train[i] for i in ids], seeds, plan, epochs, longest, width)
+    index, mask, key = _drawn(own, seeds, plan, epochs, longest, width)
     device = federation.x.device
     if federation.weights is not None:
         mask *= federation.weights.cpu().numpy()[index]
@@ -58,6 +67,33 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         mask=torch.from_numpy(mask.reshape(*key.shape, width)).to(device),
         key=torch.from_numpy(key).to(device),
         count=torch.tensor(sizes, dtype=torch.float32, device=device),
+        withheld=_filled(own, out, width, federation) if out else (),
+    )
+
+
+def withhold(own: list[Index], seeds: Seeds, plan: Plan) -> tuple[list[Index], list[Index]]:
+    """Part each client's examples into those that it trains on and those that it withholds, both in their order."""
+    kept, out = [], []
+    for seed, examples in zip(seeds.tolist(), own, strict=True):
+        chosen = np.zeros(len(examples), bool)
+        order = np.random.default_rng(seed).permutation(len(examples))
+        chosen[order[: plan.num_withheld(len(examples))]] = True
+        kept.append(examples[~chosen])
+        out.append(examples[chosen])
+    return kept, out
+
+
+def _filled(own: list[Index], out: list[Index], width: int, federation: Federation) -> Withheld:
+    """Minibatches of the withheld examples `out`, filled up with examples of `own` that are masked out."""
+    steps = max(1, *(-(-len(each) // width) for each in out))
+    index = np.stack([np.full(steps * width, each[0]) for each in own])
+    mask = np.zeros(index.shape, np.float32)
+    for row, each in enumerate(out):
+        index[row, : len(each)], mask[row, : len(each)] = each, 1
+    if federation.weights is not None:
+        mask *= federation.weights.cpu().numpy()[index]
+    return Withheld(
+        *(torch.from_numpy(part.reshape(len(own), 1, steps, width)).to(federation.x.device) for part in (index, mask))
     )
 
 

@@ -122,7 +122,7 @@ class Rounds:
         metric = config.select or METRICS[task.kind][0]
         setup = Setup(config, method, federation, task, metric, peers)
         keys = rng.keys_of(federation.names)
-        people = Population(facts.size, facts.audience, task, keys, seed=rng.seed_tensor(config.seed))
+        people = Population(facts.size, facts.audience, task, keys, seed=rng.server_seed(config.seed))
         start: Tree = method.init_server(task.init(), people)
         up, info = message_forms(method, task, start, config, facts)
         alone_info: Tree = {}

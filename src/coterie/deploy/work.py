@@ -72,7 +72,7 @@ class Workbench:
     def initial_of_peer(self, keys: torch.Tensor, near: int, index: int) -> Private:
         """Return the state of the peer `index` with `near` neighbours, itself included, before the first round."""
         people = population_of_peer(self.facts, self.task, keys, near, index)
-        people = people._replace(seed=rng.seed_tensor(self.config.seed))
+        people = people._replace(seed=rng.server_seed(self.config.seed))
         copy = self.method.init_server(self.task.init(), people)
         up, _ = message_forms(self.method, self.task, copy, self.config, self.facts, index)
         blank = tree.map(torch.zeros_like, routes.own_part(up, index))

@@ -17,7 +17,7 @@ def loop(fn: Callable[..., Any], rows: tuple[Tree, ...], batches: Batches) -> Tr
     """Call `fn(*row, batches of one client)` for every client, and stack the results."""
     results = []
     for i in range(len(batches.count)):
-        mine = Batches(batches.x, batches.y, *(leaf[i] for leaf in batches[2:]))
+        mine = Batches(batches.x, batches.y, *tree.rows(batches[2:], i))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(global_seed(mine.key))
             results.append(fn(*(tree.rows(part, i) for part in rows), mine))

@@ -99,7 +99,7 @@ class Simulation:
         place = place or Central()
         keys = rng.keys_of(federation.names).to(federation.x.device)
         with on(federation.x.device):
-            people = Population(size, participants, task, keys, store, seed=rng.seed_tensor(seed))
+            people = Population(size, participants, task, keys, store, seed=rng.server_seed(seed))
             server, client = place.start(method, params, people), method.init_client(params)
             clients = tree.clone(tree.broadcast(client, size)) if store is None else store.rows(client, size)
         return cls(method, task, federation, plan, participants, seed, State(server, clients), place, store=store)
@@ -255,8 +255,7 @@ class Simulation:
     def _none(self) -> list[Batches]:
         """Return empty minibatches for each client, for methods that make a view without training."""
         none = self._draw(self._everyone, replace(self.plan, epochs=0, steps=None), "personalize", 0)
-        own = zip(none.index, none.mask, none.key, none.count, strict=True)
-        return [Batches(none.x, none.y, *each) for each in own]
+        return [Batches(none.x, none.y, *tree.rows(none[2:], i)) for i in self._everyone]
 
     def _own_outputs(self, round: int, engine: ClientRunner) -> Tensor:
         """Return each client's own model's outputs for its validation and test examples, in the order of `Examples`."""
@@ -346,7 +345,8 @@ class Simulation:
 
     def client_steps(self, rounds: int) -> int:
         """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""
-        everyone = [self.plan.num_steps(len(split.train)) for split in self.federation.clients.values()]
+        plan = self._withholding(self.plan)
+        everyone = [plan.num_steps(len(split.train)) for split in self.federation.clients.values()]
         return round(rounds * self.participants * sum(everyone) / len(everyone))
 
     def _work(self, round: int, ids: list[int]) -> tuple[Tree, Any]:
@@ -394,7 +394,11 @@ class Simulation:
         return rows_of
 
     def _draw(self, group: list[int], plan: Plan, purpose: str, round: int) -> Batches:
-        return draw(self.federation, group, plan, seed=self.seed, purpose=purpose, round=round)
+        return draw(self.federation, group, self._withholding(plan), seed=self.seed, purpose=purpose, round=round)
+
+    def _withholding(self, plan: Plan) -> Plan:
+        share = self.method.withheld_share
+        return replace(plan, withheld=share) if share else plan
 
     def _local_update(self, client: Tree, down: Tree, batches: Batches) -> Any:
         return self.method.local_update(self.task, client, down, batches)

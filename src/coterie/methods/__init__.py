@@ -16,7 +16,9 @@ from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedbn import FedBN
 from coterie.methods.fedcp import FedCP
 from coterie.methods.fedem import FedEM
+from coterie.methods.fedep_ft import FedEPFT
 from coterie.methods.federico import FedeRiCo
+from coterie.methods.fedfomo import FedFomo
 from coterie.methods.fedmap import FedMAP
 from coterie.methods.fedpa_ft import FedPAFT
 from coterie.methods.fedpac import FedPAC
@@ -37,6 +39,7 @@ from coterie.methods.pfedbayes import PFedBayes
 from coterie.methods.pfedbred import PFedBreD
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.pfedvmp import PFedVMP
+from coterie.methods.qlsd_ft import QLSDFT
 from coterie.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
@@ -73,6 +76,9 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "per-fedavg": PerFedAvg,
     "fedcp": FedCP,
     "gpfl": GPFL,
+    "fedfomo": FedFomo,
+    "fedep-ft": FedEPFT,
+    "qlsd-ft": QLSDFT,
 }
 
 __all__ = [
@@ -81,6 +87,7 @@ __all__ = [
     "IFCA",
     "METHODS",
     "MOON",
+    "QLSDFT",
     "ClusteredFL",
     "Ditto",
     "FedALA",
@@ -91,6 +98,8 @@ __all__ = [
     "FedBN",
     "FedCP",
     "FedEM",
+    "FedEPFT",
+    "FedFomo",
     "FedMAP",
     "FedPAC",
     "FedPAFT",

@@ -29,7 +29,6 @@ that its `weight_decay` also draws rho to 0, and sigma to log 2 = 0.69. Leave it
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -42,17 +41,14 @@ from torch.func import grad, grad_and_value, vmap
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.dropout import uniform
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.rng import ROUND_STEP, normals
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts import pulls
 from coterie.parts.mixtures import Mixture, predict_mixture
-
-KEY_STEP = 0x51F15EED  # between the keys of two tensors' noise
-DRAW_STEP = 0x5851F42D4C957F2D  # between the keys of two draws for predictions
 
 
 class Gaussian(NamedTuple):
@@ -129,7 +125,7 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
         q = tree.where(client.rounds > 0, client.q, down)
         if not self.draws:
             return q.mu
-        keys = torch.arange(1, self.draws + 1) * DRAW_STEP
+        keys = torch.arange(1, self.draws + 1) * ROUND_STEP
 
         def drawn(key: Tensor) -> Params:
             return {**q.mu, **_draw(_trained(task, q), key)}
@@ -236,10 +232,6 @@ def _trained(task: Task, q: Gaussian) -> Gaussian:
 
 
 def _draw(q: Gaussian, key: Tensor) -> Params:
-    """Return mu + sigma * noise; the noise is a hash of `key`, the tensor and the position (Box and Muller)."""
-    drawn = {}
-    for place, (name, mu) in enumerate(q.mu.items()):
-        radius, angle = (uniform(key + (2 * place + half + 1) * KEY_STEP, tuple(mu.shape)) for half in (0, 1))
-        noise = (-2 * torch.log1p(-radius)).sqrt() * (2 * math.pi * angle).cos()
-        drawn[name] = mu + F.softplus(q.rho[name]) * noise.to(mu)
-    return drawn
+    """Return mu + sigma * noise; the noise is a hash of `key`, the tensor and the position."""
+    noise = normals(key, q.mu)
+    return {name: mu + F.softplus(q.rho[name]) * noise[name] for name, mu in q.mu.items()}

@@ -103,7 +103,7 @@ def head_inputs(task: Task | None, owner: str) -> int:
 
 
 def _generator(population: Population, name: str) -> torch.Generator:
-    return rng.torch_generator("auxiliary", 0 if population.seed is None else int(population.seed), name)
+    return rng.torch_generator("auxiliary", population.seed, name)
 
 
 def _like(value: Tensor, params: Params) -> Tensor:

@@ -46,6 +46,23 @@ class Mixture(NamedTuple):
     weight: Tensor  # [K], which adds up to 1
 
 
+class Draws(NamedTuple):
+    """A round's random numbers for choosing whose models each client gets, float64 in [0, 1)."""
+
+    coin: Tensor  # [clients of the round, 1]; below epsilon, the order is random
+    order: Tensor  # [clients of the round, N]; that order
+    ties: Tensor  # [clients of the round, N]; the order of models that are as good as each other
+
+
+def draw_orders(rng: torch.Generator, ids: Tensor, keys: Tensor) -> Draws:
+    """Draw them: each is a hash of one draw of `rng` and of the clients' `keys` [N]."""
+    seed = torch.randint(2**62, (), generator=rng, device=rng.device).to(keys.device)  # the same draw on every device
+    own, others = keys[ids][:, None], keys[None]
+    return Draws(
+        *map(tree.widest_float, (uniform(seed, own), uniform(seed + 1, own, others), uniform(seed + 2, own, others)))
+    )
+
+
 def epsilon_greedy(losses: Losses, epsilon: float, rng: torch.Generator, ids: Tensor, keys: Tensor) -> Tensor:
     """Score how much each client of a round would like to have each other client's model.
 
@@ -63,15 +80,9 @@ def epsilon_greedy(losses: Losses, epsilon: float, rng: torch.Generator, ids: Te
     Returns:
         Scores [len(ids), N], float64; higher is preferred.
     """
-    seed = torch.randint(2**62, (), generator=rng, device=rng.device).to(keys.device)  # the same draw on every device
-    own, others = keys[ids][:, None], keys[None]
-    coin = uniform(seed, own)
-    random_order = uniform(seed + 1, own, others)
-    order_of_unvisited = uniform(seed + 2, own, others)
-    greedy = torch.where(
-        losses.visited, -tree.widest_float(losses.tracked), 1e9 + tree.widest_float(order_of_unvisited)
-    )
-    return torch.where(coin < epsilon, tree.widest_float(random_order), greedy)
+    draws = draw_orders(rng, ids, keys)
+    greedy = torch.where(losses.visited, -tree.widest_float(losses.tracked), 1e9 + draws.ties)
+    return torch.where(draws.coin < epsilon, draws.order, greedy)
 
 
 def choose_owners(score: Tensor, allowed: Tensor, ids: Tensor, number: int) -> Tensor:

@@ -6,6 +6,7 @@ Everything here is deterministic and made once, so that tests which use it share
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -68,10 +69,11 @@ def task(norm: bool = True) -> Task:
     return Task(module(norm), num_classes=3)
 
 
-def batches(client: int) -> Batches:
-    """The minibatches of one client in one round."""
-    drawn = draw(federation(), [client], PLAN, seed=0, purpose="laws", round=1)
-    return drawn._replace(index=drawn.index[0], mask=drawn.mask[0], key=drawn.key[0], count=drawn.count[0])
+def batches(client: int, method: AnyMethod | None = None) -> Batches:
+    """The minibatches of one client in one round, as a run of `method` draws them."""
+    plan = PLAN if method is None else replace(PLAN, withheld=method.withheld_share)
+    drawn = draw(federation(), [client], plan, seed=0, purpose="laws", round=1)
+    return Batches(drawn.x, drawn.y, *tree.rows(drawn[2:], 0))
 
 
 def simulate(

@@ -58,6 +58,14 @@ WORDS = {
     "own": "its losses",
     "to": "whose they are",
     "parts": "weighted updates for their owners",
+    "affinity": "its affinities",
+    "itself": "its number",
+    "precision": "precisions",
+    "damping": "damping",
+    "shift": "moved means times precisions",
+    "code": "quantised update",
+    "scale": "its scales",
+    "gamma": "step size",
 }
 
 

@@ -71,7 +71,7 @@ def inputs_are_not_modified(method: AnyMethod) -> None:
     server = pure("init_server", method.init_server, params, Population(len(SIZES), len(SIZES), task()))
     client = pure("init_client", method.init_client, params)
     down = pure("dispatch", method.dispatch, server, ids, torch.Generator())
-    own = batches(0)
+    own = batches(0, method)
     updates = [pure("local_update", method.local_update, task(), client, tree.rows(down, i), own) for i in ids]
     ups = tree.stack([up for _, up, _ in updates])
     server = pure("aggregate", method.aggregate, server, ids, ups)
@@ -115,7 +115,7 @@ def padding_is_ignored(method: AnyMethod) -> None:
     params = smooth.init()
     server = method.init_server(params, Population(1, 1, smooth))
     client, down = method.init_client(params), tree.rows(method.dispatch(server, torch.arange(1), torch.Generator()), 0)
-    own = batches(0)
+    own = batches(0, method)
     base = method.local_update(smooth, client, down, own)
     other = torch.where(own.mask > 0, own.index, torch.tensor(int(federation().split(1).train[0])))
     filled = method.local_update(smooth, client, down, own._replace(index=other))
@@ -140,7 +140,7 @@ def packing_keeps_everything(method: AnyMethod) -> None:
     sim = simulate(method, LOOP, rounds=1)
     down = method.dispatch(sim.state.server, torch.arange(len(SIZES)), torch.Generator().manual_seed(0))
     client = tree.rows(sim.state.clients, 0)
-    _, up, _ = method.local_update(task(), client, tree.rows(down, 0), batches(0))
+    _, up, _ = method.local_update(task(), client, tree.rows(down, 0), batches(0, method))
     for name, value in {"server state": sim.state.server, "client state": client, "down": down, "up": up}.items():
         try:
             read = tree.unpack(load(save(tree.separate(tree.pack(value)))), value)
@@ -156,7 +156,7 @@ def updates_use_own_data_only(method: AnyMethod) -> None:
     client, down = method.init_client(params), tree.rows(method.dispatch(server, torch.arange(1), torch.Generator()), 0)
     known = torch.zeros(len(federation().x), dtype=torch.bool)
     known[torch.from_numpy(federation().split(0).train)] = True
-    own = batches(0)
+    own = batches(0, method)
     foreign = own._replace(x=torch.where(known[:, None], own.x, torch.nan), y=torch.where(known, own.y, 0))
     base, other = (method.local_update(task(), client, down, each) for each in (own, foreign))
     same(base, other, "other clients' data matters", tolerance=0)
@@ -167,12 +167,12 @@ def one_client_gets_its_own_solution(method: AnyMethod) -> None:
     params, ids = task().init(), torch.arange(1)
     server = method.init_server(params, Population(1, 1, task()))
     down = tree.rows(method.dispatch(server, ids, torch.Generator().manual_seed(0)), 0)
-    client, up, _ = method.local_update(task(), method.init_client(params), down, batches(0))
+    client, up, _ = method.local_update(task(), method.init_client(params), down, batches(0, method))
     server = method.aggregate(server, ids, tree.stack([up]))
     down = tree.rows(method.deploy(server, ids, torch.Generator().manual_seed(0)), 0)
     x = federation().x[:20]
     # Logits are known up to a constant: a method may give the logarithms of probabilities.
-    view = method.personalize(task(), client, down, batches(0).epoch(0, 0))
+    view = method.personalize(task(), client, down, batches(0, method).epoch(0, 0))
     deployed = method.predict(task(), view, x).softmax(1)
     made = [model for model in _models((client, up), params) if not _equal(model, params)]
     # A method that sends gradients makes the model where they are combined.

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.batches import Batches
+from coterie.core.batches import Batches, Withheld
 from coterie.core.errors import CoterieError
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner, Engine, Rows, chunk_size
@@ -381,7 +381,16 @@ def _joined(parts: list[Rows], order: Tensor) -> Rows:
     index, key = (_end_to_end([getattr(b, name) for b in each])[order] for name in ("index", "key"))
     mask = _end_to_end([b.mask for b in each], filled=0.0)[order]
     count = torch.cat([b.count for b in each])[order]
-    return rows, Batches(each[0].x, each[0].y, index, mask, key, count)
+    out = [b.withheld for b in each if b.withheld]
+    withheld = (
+        Withheld(
+            _end_to_end([part.index for part in out])[order],
+            _end_to_end([part.mask for part in out], filled=0.0)[order],
+        )
+        if out
+        else ()
+    )
+    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld)
 
 
 def _end_to_end(leaves: Sequence[Tensor], filled: float | None = None) -> Tensor:

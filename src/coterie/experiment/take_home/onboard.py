@@ -217,8 +217,8 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head, decode=decode)
     params = task.init()
     store = Store(parse_bytes(config.memory) // 2)
-    population = Population(len(names), config.participants(len(names)), task, rng.keys_of(names), store)
-    population = population._replace(seed=rng.seed_tensor(config.seed))
+    people = len(names), config.participants(len(names))
+    population = Population(*people, task, rng.keys_of(names), store, seed=rng.server_seed(config.seed))
     like = State(method.init_server(params, population), population.rows(method.init_client(params)))
     selected = files.read_json(run / "summary.json")["selected_round"]
     if selected not in RunFolder(run).checkpoints():
