@@ -8,7 +8,6 @@ import torch
 from coterie.core import tree
 from coterie.deploy import guard
 from coterie.deploy.federation_facts import declare, gather_facts, population
-from coterie.deploy.guard import SERVER, sign_envelope
 from coterie.deploy.refused import Refused
 from coterie.deploy.site import one_client
 from coterie.deploy.site_roles import RemoteServer
@@ -16,7 +15,7 @@ from coterie.deploy.wire import Envelope
 from coterie.deploy.work import Workbench
 from coterie.experiment.setup import prepare
 
-from .inprocess import IDENTITIES, NAMES, Rules, data, ledger, make, net
+from .inprocess import NAMES, Rules, data, forged, ledger, make, net
 from .test_faults import RULES, check
 
 
@@ -27,7 +26,7 @@ def rewritten(envelope, name, change=lambda flat: flat, **header):
     from safetensors.torch import load, save
 
     flat = change(load(envelope.body))
-    return sign_envelope({**told, **header}, flat if isinstance(flat, bytes) else save(flat), IDENTITIES[name])
+    return forged({**told, **header}, flat if isinstance(flat, bytes) else save(flat), name)
 
 
 def spoiled(key, value):
@@ -70,7 +69,7 @@ BAD = {
     "another's key": (lambda e: rewritten(e, "stranger"), "bad-signature"),
     "a changed body": (lambda e: Envelope(e.header, e.body[:-1] + b"\x01", e.signature), "bad-signature"),
     "a changed header": (
-        lambda e: Envelope(e.header.replace(b"request", b"reguest"), e.body, e.signature),
+        lambda e: Envelope(e.header.replace(b'"life":1', b'"life":2'), e.body, e.signature),
         "bad-signature",
     ),
     "no header": (lambda e: Envelope(b"{", e.body, e.signature), "bad-header"),
@@ -232,11 +231,10 @@ def test_what_went_wrong_at_a_site_stays_there(tmp_path, monkeypatch):
     assert "row of patient Miller" in (tmp_path / "a" / "site.log").read_text()
 
 
-def test_a_route_needs_all_its_parts():
-    with pytest.raises(Refused, match="missing"):
-        guard.read_header(Envelope(b'{"v": 1}', b"", b""))
-    whole = sign_envelope(
-        {"run": "r", "life": 1, "round": True, "from": "a", "to": SERVER, "kind": "x"}, b"", IDENTITIES["a"]
-    )
-    with pytest.raises(Refused):
-        guard.read_header(whole)
+def test_a_header_needs_all_its_parts():
+    with pytest.raises(Refused, match="values are wrong"):
+        guard.read_at_server(Envelope(b'{"v": 2, "kind": "finished"}', b"", b""))
+    header = {"v": 2, "run": "r", "life": 1, "round": 1, "from": "a", "to": "server", "kind": "finished"}
+    guard.read_at_server(forged(header, b"", "a"))
+    with pytest.raises(Refused, match="round"):
+        guard.read_at_server(forged({**header, "round": True}, b"", "a"))

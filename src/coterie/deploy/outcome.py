@@ -12,6 +12,7 @@ import torch
 from coterie.core import tree
 from coterie.core.toml import to_toml
 from coterie.core.tree import Tree
+from coterie.deploy.schema import Metrics, Part
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS
@@ -99,10 +100,11 @@ def merge_site_results(each: Sequence[SiteResults]) -> SiteResults:
     return SiteResults(views, Predictions(outputs, y, owner))
 
 
-def scores(setup: Setup, metrics: Sequence[Mapping[str, Mapping[str, float | None]] | None]) -> Record:
+def scores(setup: Setup, metrics: Sequence[Metrics | None]) -> Record:
     """Return {part: {metric: one number per client}} from each client's metrics; NaN for clients without any."""
     found: Record = {}
-    for part in ("validation", "test", "global_validation", "global_test"):
+    parts: tuple[Part, ...] = ("validation", "test", "global_validation", "global_test")
+    for part in parts:
         if part.startswith("global_") and not any(each and part in each for each in metrics):
             continue
         found[part] = {

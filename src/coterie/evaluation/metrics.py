@@ -29,6 +29,11 @@ BETTER = {
     **{"balanced_accuracy": max, "accuracy": max, "macro_f1": max, "auroc": max, "ece": min},
     **{"rmse": min, "r2": max, "loss": min},
 }
+LARGEST = 1e30  # that a measured number may be: sums of many such numbers are still finite
+RANGES = {
+    **dict.fromkeys(("balanced_accuracy", "accuracy", "macro_f1", "auroc", "ece"), (0.0, 1.0)),
+    **{"rmse": (0.0, LARGEST), "r2": (-LARGEST, 1.0), "loss": (-LARGEST, LARGEST)},
+}
 METRICS = {
     "classification": ("balanced_accuracy", "accuracy", "macro_f1", "auroc", "ece", "loss"),
     "regression": ("rmse", "r2", "loss"),
