@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from coterie.core import tree
 from coterie.deploy import guard
@@ -23,8 +24,6 @@ def rewritten(envelope, name, change=lambda flat: flat, **header):
     """What a site of that name could send instead, signed with its own key."""
     told = json.loads(envelope.header)
     told.pop("body")
-    from safetensors.torch import load, save
-
     flat = change(load(envelope.body))
     return forged({**told, **header}, flat if isinstance(flat, bytes) else save(flat), name)
 
@@ -75,6 +74,30 @@ BAD = {
     "no header": (lambda e: Envelope(b"{", e.body, e.signature), "bad-header"),
     "metrics": (lambda e: rewritten(e, "b", metrics={"own": {"validation": {"accuracy": "100"}}}), "bad-header"),
     "another question": (lambda e: rewritten(e, "b", request="0" * 64), "wrong-round"),
+    "a complaint with a list for a code": (lambda e: rewritten(e, "b", refused=[[1, "a", ["late"]]]), "bad-header"),
+    "a complaint with a list for a sender": (lambda e: rewritten(e, "b", refused=[[1, ["a"], "late"]]), "bad-header"),
+    "complaints of mail that it was not sent": (lambda e: rewritten(e, "b", refused=[[1, "a", "late"]]), "bad-count"),
+    "150,000 complaints": (lambda e: rewritten(e, "b", refused=[[1, "a", "late"]] * 150_000), "bad-header"),
+    "a metric of 400 digits": (
+        lambda e: rewritten(e, "b", metrics={"own": {"validation": {"loss": 10**400}}}),
+        "bad-header",
+    ),
+    "a metric above its range": (
+        lambda e: rewritten(e, "b", metrics={"own": {"validation": {"accuracy": 1e300}}}),
+        "bad-header",
+    ),
+    "a metric that is NaN": (
+        lambda e: rewritten(e, "b", metrics={"own": {"validation": {"loss": float("nan")}}}),
+        "bad-header",
+    ),
+    "a list for a type": (
+        lambda e: rewritten(e, "b", lambda flat: save(flat).replace(b'"F32"', b'["F"]', 1)),
+        "bad-tree",
+    ),
+    "a late joining by a name that is no text": (
+        lambda e: rewritten(e, "b", lambda flat: b"", kind="joined", **{"from": "\ud800"}),
+        "bad-header",
+    ),
 }
 
 

@@ -45,7 +45,7 @@ from coterie.evaluation.metrics import METRICS
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.result import Result
-from coterie.experiment.run import _record, local_like
+from coterie.experiment.run import _record, better, local_like, score_of
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.simulation import Round, Simulation
 from coterie.methods.fields import AnyMethod
@@ -367,8 +367,9 @@ class Rounds:
             metrics = [answers[name].metrics.get(which) if name in answers else None for name in self.names]
             record |= outcome.scores(self.setup, metrics)
             best = self.ledger.best_alone if local else self.ledger.best
-            old = next((each for each in records if each["round"] == best), None)
-            if outcome.better(self.setup.metric, record, old):
+            about = (self.setup.metric, self.config.average)
+            old = next((score_of(*about, each) for each in records if each["round"] == best), None)
+            if old is None or better(score_of(*about, record), old):
                 if local:
                     self.ledger.best_alone = record["round"]
                 else:

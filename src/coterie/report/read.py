@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.core.errors import CheckpointError, CoterieError
 from coterie.core.toml import read_toml
 from coterie.evaluation.benefit import with_current_verdicts
+from coterie.evaluation.metrics import AVERAGES, average
 from coterie.report.style import sign
 from coterie.storage import files
 from coterie.storage.run_folder import FORMAT
@@ -55,6 +56,15 @@ class RunData:
     @property
     def selected(self) -> int:
         return int(self.summary["selected_round"])
+
+    @property
+    def average_name(self) -> str:
+        """What the average over clients is called."""
+        return AVERAGES[self.config.get("average") or "mean"]
+
+    def average(self, values: Array) -> float:
+        """Average over clients, as the run's configuration says."""
+        return average(values, self.config.get("average"))
 
     @cached_property
     def evaluated(self) -> list[dict[str, Any]]:

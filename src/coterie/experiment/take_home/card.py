@@ -19,6 +19,7 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
 from coterie.evaluation.bootstrap import draws, statistic
+from coterie.evaluation.metrics import AVERAGES
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.methods.fields import AnyMethod
@@ -100,7 +101,7 @@ def make_card(
         "schedule": {
             "rounds": config.rounds,
             "selected_round": result.selected,
-            "selected_by": f"mean validation {result.metric}",
+            "selected_by": f"{AVERAGES[result.config.average or 'mean']} validation {result.metric}",
             **({"local_steps": config.local_steps} if config.local_steps else {"local_epochs": config.local_epochs}),
             "batch_size": config.batch_size,
             "seed": config.seed,
