@@ -19,7 +19,7 @@ from coterie.evaluation.benefit import with_current_verdicts
 from coterie.evaluation.metrics import AVERAGES, average
 from coterie.report.style import sign
 from coterie.storage import files
-from coterie.storage.run_folder import FORMAT
+from coterie.storage.run_folder import FORMAT, from_csv_text
 
 Array = NDArray[np.float64]
 VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json")
@@ -208,7 +208,7 @@ def _benefit(path: Path) -> dict[str, Any] | None:
 def _read_clients(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
         return [
-            {key: text if key == "client" else _float(text) for key, text in row.items()}
+            {key: from_csv_text(text) if key == "client" else _float(text) for key, text in row.items()}
             for row in csv.DictReader(file)
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -275,12 +276,13 @@ def _learned(card: dict[str, Any]) -> list[str]:
 
 
 def _use(card: dict[str, Any], run: Path) -> list[str]:
-    name = f"'{card['client']}'"
+    name = shlex.quote(card["client"])
+    name = name if "'" in name else f"'{name}'"
     lines = [
         f"    coterie predict {run} --client {name} rows.csv -o out.csv",
         f"    coterie export {run} --client {name} --format onnx",
         "",
-        f"or in Python `coterie.load('{run}', {name})`, a PyTorch module that takes inputs of shape (rows, "
+        f"or in Python `coterie.load('{run}', {card['client']!r})`, a PyTorch module that takes inputs of shape (rows, "
         f"{', '.join(map(str, card['input_shape']))}), prepared as in training, and gives {card['outputs']}",
     ]
     if card["outputs"] == "logits":
