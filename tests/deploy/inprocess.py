@@ -10,6 +10,7 @@ import torch
 
 from coterie.core import tree
 from coterie.data import Federation, from_clients
+from coterie.deploy import wire
 from coterie.deploy.contract import Rules
 from coterie.deploy.keys import make_identity
 from coterie.deploy.ledger import Ledger
@@ -33,6 +34,12 @@ SETTINGS = {
     "workers": 1,
 }
 IDENTITIES = {name: make_identity() for name in (*NAMES, "server", "stranger")}
+
+
+def forged(header: dict, body: bytes, name: str) -> Envelope:
+    """Whatever the owner of that key could sign."""
+    data = json.dumps({**header, "body": wire.digest(body)}, separators=(",", ":")).encode()
+    return Envelope(data, body, IDENTITIES[name].sign(data))
 
 
 class Killed(BaseException):

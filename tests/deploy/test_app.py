@@ -14,7 +14,9 @@ def test_an_app_says_all_and_reads_itself_back(tmp_path):
     out = app_folder.write(tmp_path / "my federation", setup.config, {"sites": 3, "deadline": 5.0})
     config, method, deploy = settings.read(app_config(out), own_data=False, own_model=False)
     assert method == setup.method
-    assert config == setup.config.model_copy(update={"engine": "auto", "compile": None, "workers": None})
+    assert config == setup.config.model_copy(
+        update={"engine": "auto", "compile": None, "workers": None, "average": "trimmed"}
+    )
     assert (deploy.sites, deploy.deadline, deploy.federation) == (3, 5.0, "my-federation")
     assert deploy.rules().deadline == 5.0
     shown = app_config(out)

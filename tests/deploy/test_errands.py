@@ -127,4 +127,4 @@ def test_an_offer_that_the_relay_changed_is_refused_and_the_round_goes_on(tmp_pa
     _, server, _queue = make("federico", tmp_path, RULES, reference=False, topology="complete")
     book = ledger()
     server.run(book)
-    assert book.sites["b"].refused == {"not-sealed (by a, round 2)": 1}
+    assert book.sites["b"].refused == {"not-sealed (by a)": 1}

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from coterie.core import tree
 from coterie.deploy import guard
 from coterie.deploy.federation_facts import declare, gather_facts, population
-from coterie.deploy.guard import SERVER, sign_envelope
 from coterie.deploy.refused import Refused
 from coterie.deploy.site import one_client
 from coterie.deploy.site_roles import RemoteServer
@@ -16,7 +16,7 @@ from coterie.deploy.wire import Envelope
 from coterie.deploy.work import Workbench
 from coterie.experiment.setup import prepare
 
-from .inprocess import IDENTITIES, NAMES, Rules, data, ledger, make, net
+from .inprocess import NAMES, Rules, data, forged, ledger, make, net
 from .test_faults import RULES, check
 
 
@@ -24,10 +24,8 @@ def rewritten(envelope, name, change=lambda flat: flat, **header):
     """What a site of that name could send instead, signed with its own key."""
     told = json.loads(envelope.header)
     told.pop("body")
-    from safetensors.torch import load, save
-
     flat = change(load(envelope.body))
-    return sign_envelope({**told, **header}, flat if isinstance(flat, bytes) else save(flat), IDENTITIES[name])
+    return forged({**told, **header}, flat if isinstance(flat, bytes) else save(flat), name)
 
 
 def spoiled(key, value):
@@ -70,12 +68,36 @@ BAD = {
     "another's key": (lambda e: rewritten(e, "stranger"), "bad-signature"),
     "a changed body": (lambda e: Envelope(e.header, e.body[:-1] + b"\x01", e.signature), "bad-signature"),
     "a changed header": (
-        lambda e: Envelope(e.header.replace(b"request", b"reguest"), e.body, e.signature),
+        lambda e: Envelope(e.header.replace(b'"life":1', b'"life":2'), e.body, e.signature),
         "bad-signature",
     ),
     "no header": (lambda e: Envelope(b"{", e.body, e.signature), "bad-header"),
     "metrics": (lambda e: rewritten(e, "b", metrics={"own": {"validation": {"accuracy": "100"}}}), "bad-header"),
     "another question": (lambda e: rewritten(e, "b", request="0" * 64), "wrong-round"),
+    "a complaint with a list for a code": (lambda e: rewritten(e, "b", refused=[[1, "a", ["late"]]]), "bad-header"),
+    "a complaint with a list for a sender": (lambda e: rewritten(e, "b", refused=[[1, ["a"], "late"]]), "bad-header"),
+    "complaints of mail that it was not sent": (lambda e: rewritten(e, "b", refused=[[1, "a", "late"]]), "bad-count"),
+    "150,000 complaints": (lambda e: rewritten(e, "b", refused=[[1, "a", "late"]] * 150_000), "bad-header"),
+    "a metric of 400 digits": (
+        lambda e: rewritten(e, "b", metrics={"own": {"validation": {"loss": 10**400}}}),
+        "bad-header",
+    ),
+    "a metric above its range": (
+        lambda e: rewritten(e, "b", metrics={"own": {"validation": {"accuracy": 1e300}}}),
+        "bad-header",
+    ),
+    "a metric that is NaN": (
+        lambda e: rewritten(e, "b", metrics={"own": {"validation": {"loss": float("nan")}}}),
+        "bad-header",
+    ),
+    "a list for a type": (
+        lambda e: rewritten(e, "b", lambda flat: save(flat).replace(b'"F32"', b'["F"]', 1)),
+        "bad-tree",
+    ),
+    "a late joining by a name that is no text": (
+        lambda e: rewritten(e, "b", lambda flat: b"", kind="joined", **{"from": "\ud800"}),
+        "bad-header",
+    ),
 }
 
 
@@ -232,11 +254,10 @@ def test_what_went_wrong_at_a_site_stays_there(tmp_path, monkeypatch):
     assert "row of patient Miller" in (tmp_path / "a" / "site.log").read_text()
 
 
-def test_a_route_needs_all_its_parts():
-    with pytest.raises(Refused, match="missing"):
-        guard.read_header(Envelope(b'{"v": 1}', b"", b""))
-    whole = sign_envelope(
-        {"run": "r", "life": 1, "round": True, "from": "a", "to": SERVER, "kind": "x"}, b"", IDENTITIES["a"]
-    )
-    with pytest.raises(Refused):
-        guard.read_header(whole)
+def test_a_header_needs_all_its_parts():
+    with pytest.raises(Refused, match="values are wrong"):
+        guard.read_at_server(Envelope(b'{"v": 2, "kind": "finished"}', b"", b""))
+    header = {"v": 2, "run": "r", "life": 1, "round": 1, "from": "a", "to": "server", "kind": "finished"}
+    guard.read_at_server(forged(header, b"", "a"))
+    with pytest.raises(Refused, match="round"):
+        guard.read_at_server(forged({**header, "round": True}, b"", "a"))

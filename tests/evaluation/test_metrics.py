@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 
 from coterie.core.task import Task
 from coterie.evaluation import score
-from coterie.evaluation.metrics import BETTER, BINS, METRICS, mean, with_one_nan
+from coterie.evaluation.metrics import BETTER, BINS, METRICS, RANGES, average, mean, with_one_nan
 
 
 def calibration_error(probability, y):
@@ -31,6 +33,33 @@ def calibration_error(probability, y):
 def test_every_metric_is_known_and_has_a_direction():
     for names in METRICS.values():
         assert set(names) <= set(BETTER)
+
+
+def test_every_metric_has_a_range_that_its_values_keep():
+    draw = torch.Generator().manual_seed(0)
+    outputs, y = torch.randn(400, 3, generator=draw) * 30, torch.randint(3, (400,), generator=draw)
+    owner = torch.arange(40).repeat_interleave(10)
+    found = score(Task(nn.Linear(2, 3), num_classes=3), outputs, y, owner, 40)
+    found |= score(Task(nn.Linear(2, 1), kind="regression"), outputs[:, :1] * 1e6, outputs[:, 1:2], owner, 40)
+    assert found.keys() == RANGES.keys()
+    for name, values in found.items():
+        known = values[~np.isnan(values)]
+        assert ((RANGES[name][0] <= known) & (known <= RANGES[name][1])).all(), name
+
+
+def test_one_client_cannot_move_the_trimmed_mean_beyond_the_others():
+    draw = np.random.default_rng(0)
+    for others in (2, 3, 4, 9, 30):
+        honest = [*draw.random(others), math.nan]
+        for liar in (-1e30, 0.5, 1e30, math.nan):
+            found = average([*honest, liar], "trimmed", [1.0] * (others + 1) + [1e9])
+            assert min(honest[:-1]) <= found <= max(honest[:-1])
+    assert average([0.0, 1.0, math.nan], "trimmed") == 0.5, "of two, nobody can say which is wrong"
+    assert average([5.0, 1.0, 2.0, 3.0, 100.0, math.nan], "trimmed") == pytest.approx(10 / 3)
+    ten = [*range(8), -1e30, 1e30]
+    assert average(ten, "trimmed") == np.mean([1, 2, 3, 4, 5, 6])
+    assert average(ten, None) == average(ten, "mean") == mean(ten)
+    assert math.isnan(average([math.nan], "trimmed"))
 
 
 def test_auroc_with_ties_and_two_classes_equals_scikit_learn():

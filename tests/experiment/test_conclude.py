@@ -124,14 +124,14 @@ def test_a_run_that_an_earlier_version_began_is_gone_on_with(finished, tmp_path)
 
 
 def test_a_round_with_a_defined_metric_beats_one_without():
-    from coterie.experiment.run import _better, _score
+    from coterie.experiment.run import better, score_of
 
     def scored(*values):
-        return _score("auroc", {"validation": {"auroc": list(values)}})
+        return score_of("auroc", None, {"validation": {"auroc": list(values)}})
 
-    assert _better(scored(0.2, math.nan), scored(math.nan, math.nan))
-    assert not _better(scored(math.nan, math.nan), scored(0.2, math.nan))
-    assert not _better(scored(0.2, math.nan), scored(0.2, 0.2))
+    assert better(scored(0.2, math.nan), scored(math.nan, math.nan))
+    assert not better(scored(math.nan, math.nan), scored(0.2, math.nan))
+    assert not better(scored(0.2, math.nan), scored(0.2, 0.2))
 
 
 def test_global_and_local_tests_of_both_models():

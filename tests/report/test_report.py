@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+from html.parser import HTMLParser
 
 import numpy as np
 import plotly.graph_objects as go
@@ -71,6 +72,47 @@ def test_names_are_not_mark_up(fedamp):
     text = (fedamp / "report.html").read_text()
     assert "<0>" not in text
     assert "site &lt;0&gt; &amp; co" in text
+
+
+class _Elements(HTMLParser):
+    """All elements of a page, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)<\u2044script>\"'><a href=javascript:alert(3)>"
+
+
+def test_what_sites_call_clients_columns_and_classes_is_text(tmp_path):
+    draw = np.random.default_rng(0)
+    for k in range(2):
+        rows = [
+            f"{a:.3f},{EVIL!s:.30}{b},{'<b>yes' if a > 0 else '</script>no'}"
+            for a, b in zip(draw.normal(size=40), [0, 1] * 20, strict=True)
+        ]
+        header = f"<i>age{EVIL[:30]}".replace(",", "") + ",</td><u>ward,outcome"
+        (tmp_path / f"{EVIL[:60]}{k}.csv".replace("/", "")).write_text("\n".join([header, *rows]) + "\n")
+    out = tmp_path / "run"
+    settings = {key: value for key, value in QUICK.items() if key != "model"}
+    coterie.run("fedavg", silos=[str(tmp_path)], target="outcome", out=out, model="linear", **settings)
+    for page in [out / "report.html", *out.glob("**/report.html")]:
+        text = page.read_text()
+        assert "&lt;img src=x" in text
+        elements = _Elements(text).found
+        tags = {tag for tag, _ in elements}
+        assert not tags & {"img", "a2", "i", "b", "u", "iframe", "object", "svg", "base", "form"}
+        assert sum(tag == "script" for tag, _ in elements) == text.count("<script") == 4
+        for tag, attributes in elements:
+            assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+            assert tag != "a" or (attributes["href"] or "").startswith("#")
+        figures = re.search(r'id="figures">(.*?)</script>', text, re.S)[1]
+        assert "<" not in figures
 
 
 def test_gains_are_sorted_and_have_intervals(copied):

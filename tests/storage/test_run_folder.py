@@ -1,12 +1,16 @@
 """What a run folder is given comes back, and what is damaged is named."""
 
+import csv
 import math
+import re
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coterie.core.errors import CheckpointError
-from coterie.storage.run_folder import KEPT_CHECKPOINTS, RunFolder, safe_name
+from coterie.storage.run_folder import KEPT_CHECKPOINTS, RunFolder, read_rows, safe_name
 from coterie.storage.state import State
 
 
@@ -55,8 +59,66 @@ def test_a_folder_that_holds_a_run_is_not_begun_again(tmp_path):
         RunFolder(tmp_path).create("rounds = 1\n")
 
 
-def test_no_clients_name_leaves_its_folder():
-    names = ["a/b", "..", ".", "", "a..b", "%2F", "über", "a b", "x" * 10]
-    folders = [safe_name(name) for name in names]
-    assert len(set(folders)) == len(names)
-    assert all("/" not in name and ".." not in name and name not in ("", ".") for name in folders)
+HOSTILE_NAMES = [
+    *(
+        "a/b",
+        "../x",
+        "/etc/passwd",
+        "..",
+        ".",
+        "",
+        "a..b",
+        "%2F",
+        "über",
+        "a b",
+        "x" * 10,
+        "CON",
+        "con",
+        "NUL.txt",
+        "COM1",
+    ),
+    *(
+        "x" * 300,
+        "x" * 299 + "y",
+        ".hidden",
+        "hidden.",
+        "trailing ",
+        " leading",
+        "\u2541",
+        "%41",
+        "\u4e2d" * 100,
+        "\ud800",
+    ),
+    *("a\\b", "a:b", "a\0b", "a\nb", "<b>", "A", "aux.tar.gz", "%h", "\U0001f600"),
+]
+
+
+def test_no_clients_name_leaves_its_folder(tmp_path):
+    folders = [safe_name(name) for name in HOSTILE_NAMES]
+    assert len(set(folders)) == len(HOSTILE_NAMES)
+    for folder in folders:
+        assert re.fullmatch(r"[A-Za-z0-9_.%-]{1,150}", folder)
+        assert ".." not in folder
+        assert folder[0] != "."
+        assert folder[-1] != "."
+        assert folder.partition(".")[0].upper() not in {"CON", "PRN", "AUX", "NUL", "COM1", "LPT1"}
+        (tmp_path / folder).mkdir()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.text(max_size=30), unique=True, max_size=5))
+def test_other_names_have_other_folders(names):
+    assert len({safe_name(name) for name in names}) == len(names)
+
+
+def test_names_that_are_formulas_are_written_as_text_and_read_as_they_are(tmp_path):
+    names = ["=1+1", "+a", "-b", "@sum", "\tx", "\rx", "'=already", "''=twice", "plain", "it's", "a=b"]
+    row = {"train": 3, "validation": 1, "test": 1, "round": 1, "gain": -0.5}
+    folder = RunFolder(tmp_path)
+    folder.write_clients([{"client": name, **row} for name in names])
+    with (tmp_path / "clients.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert all(each["client"][0] not in "=+-@\t\r" for each in written)
+    assert written[0]["gain"] == "-0.5", "numbers stay numbers"
+    assert [each["client"] for each in folder.read_clients()] == names
+    assert [each["client"] for each in read_rows(tmp_path / "clients.csv")] == names

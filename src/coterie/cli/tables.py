@@ -15,7 +15,7 @@ from coterie.cli.console import say, show
 from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import UNDECIDED, VERDICTS, sign_of
 from coterie.evaluation.fairness import spread
-from coterie.evaluation.metrics import mean
+from coterie.evaluation.metrics import AVERAGES, mean
 from coterie.experiment.result import Result
 from coterie.experiment.several.comparison import Comparison
 
@@ -31,7 +31,7 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         show(console, g_and_p_table(result))
     if not quiet:
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
-        by = f"mean validation {metric_words(result.metric)}"
+        by = f"{_average_name(result)} validation {metric_words(result.metric)}"
         say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
         say(console, rounds_sentence(result))
         say(console, fairness_sentence(result))
@@ -66,8 +66,12 @@ def result_table(result: Result) -> Table:
     size = mean([row["train"] for row in result.clients])
     overall = result.benefit().overall if alone else {}
     values = beside(alone.mean() if alone else 0.0, result.mean(), {**overall, "gain": overall.get("mean_gain")})
-    table.add_row(f"mean of {len(result.clients)}", f"{size:.0f}", *values, style="bold")
+    table.add_row(f"{_average_name(result)} of {len(result.clients)}", f"{size:.0f}", *values, style="bold")
     return table
+
+
+def _average_name(result: Result) -> str:
+    return AVERAGES[result.config.average or "mean"]
 
 
 def g_and_p_table(result: Result) -> Table:
@@ -90,7 +94,7 @@ def rounds_sentence(result: Result) -> str:
             format_value(result.metric, result.mean(split=split, weighted=each)) for each in (False, True)
         )
         parts.append(f"{name}: {alike} (weighted by test size: {by_size})")
-    return f"Mean test {heading(result.metric)}, {', '.join(parts)}."
+    return f"{_average_name(result).capitalize()} test {heading(result.metric)}, {', '.join(parts)}."
 
 
 def fairness_sentence(result: Result) -> str:

@@ -7,16 +7,17 @@ few times. A site that is gone gets it when it is back, and continues from its o
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from coterie.core.errors import CoterieError
 from coterie.deploy import guard
 from coterie.deploy.contract import Rules, Transport
 from coterie.deploy.joining import Joining
 from coterie.deploy.ledger import Ledger
+from coterie.deploy.messages import FromSite, Joined
 from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 
@@ -25,7 +26,8 @@ RESEND_PAUSE_SECONDS = 1.0  # times the number of failures
 POLL_SECONDS = 0.25
 INVITE_EVERY_SECONDS = 3.0
 STILL_WAITING = {"late", "replay", "wrong-round", "wrong-run"}  # codes that say nothing about the answer still to come
-Take = Callable[[str, Envelope, dict[str, Any]], bool]
+MAX_REFUSALS_SAID = 20  # about one site, in one round; all are counted
+Take = Callable[[str, Envelope, FromSite], bool]
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Delivery:
     done: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)  # when to send a message again
+    refusals: Counter[str | None] = field(default_factory=Counter)  # of messages of a site in this round
 
     def run(self, number: int, letters: dict[str, Envelope], take: Take, counted: frozenset[str], need: int) -> None:
         """Send all messages, and return when the round may close.
@@ -49,7 +52,7 @@ class Delivery:
         Args:
             number: The round.
             letters: The message for each site.
-            take: Handles an answer, (site, envelope, header); returns whether the site is done.
+            take: Handles an answer, (site, envelope, message); returns whether the site is done.
             counted: The sites that count for the quorum.
             need: How many of them must answer.
 
@@ -111,30 +114,34 @@ class Delivery:
                 self._failed(name, "failed")
             return
         try:
-            header = guard.read_header(envelope)
-            if header["kind"] == "joined":
+            message = guard.read_at_server(envelope)
+            if isinstance(message, Joined):
                 before = dict(self.joining.addresses)
-                back = self.joining.take(address, envelope, header, members=True)
+                back = self.joining.take(address, envelope, message, members=True)
                 if back in self.waiting and before.get(back) != address:
                     self._post({back: self.letters[back]})
                 return
-            if name is None or header["from"] != name:
-                raise Refused("wrong-sender", f"'{header['from']}' is not at this address")
-            guard.verify(envelope, header, self.ledger.keys[name])
+            if name is None or message.sender != name:
+                raise Refused("wrong-sender", f"'{message.sender}' is not at this address")
+            guard.verify(envelope, message, self.ledger.keys[name])
             status = self.ledger.sites[name]
             status.bytes_up, status.seen = status.bytes_up + envelope.nbytes, time.time()
             self.silent.discard(name)
-            if self.take(name, envelope, header):
+            if self.take(name, envelope, message):
                 self.waiting.discard(name)
                 self.done.add(name)
                 status.state = "answered"
         except Refused as refused:
             self._refuse(number, name, refused)
+        except Exception as error:  # whatever one message does, it stops nobody else
+            self._refuse(number, name, Refused("error", guard.place_of(error)))
 
     def _refuse(self, number: int, name: str | None, refused: Refused) -> None:
-        self.joining.say(
-            f"round {number}: refused a message from {name or 'an unknown site'} ({refused.code}): {refused}"
-        )
+        self.refusals[name] += 1
+        if self.refusals[name] <= MAX_REFUSALS_SAID:
+            self.joining.say(
+                f"round {number}: refused a message from {name or 'an unknown site'} ({refused.code}): {refused}"
+            )
         if name is None:
             return
         self.ledger.sites[name].refuse(refused.code)

@@ -8,12 +8,13 @@ formats as a simulation does, without any data of other sites.
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from coterie.core import rng, tree
 from coterie.core.batches import Batches
@@ -25,79 +26,57 @@ from coterie.core.tree import Tree
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.deploy.refused import Refused
+from coterie.deploy.schema import MAX_SITES, Classes, Examples, Scaling, Shape, Strict
 from coterie.engine.engine import one_thread
 from coterie.experiment.config import Config
 from coterie.experiment.setup import Model
 from coterie.methods.fields import AnyMethod
 from coterie.models import find_model
 
-DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.uint8, torch.int64)}
+InputType = Literal["float32", "float64", "uint8", "int64"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Declaration:
+class Declaration(Strict):
     """What a site declares about its data: numbers and shapes of examples, but no values."""
 
-    train: int
-    validation: int
-    test: int
-    shape: tuple[int, ...]  # of an input
-    y_shape: tuple[int, ...]  # of a target
-    classes: int | None  # None: regression
-    dtype: str = "float32"  # of the inputs
-    decode: Any = None  # how bytes become numbers, as JSON
-
-    @classmethod
-    def read(cls, values: Any) -> Declaration:
-        """Check and parse a received declaration; raise `Refused` if it is malformed."""
-        try:
-            sizes = {key: values[key] for key in ("train", "validation", "test")}
-            shapes = {key: tuple(values[key]) for key in ("shape", "y_shape")}
-            numbers = [*sizes.values(), *shapes["shape"], *shapes["y_shape"]]
-            classes = values["classes"]
-            if any(type(number) is not int or number < 1 for number in numbers) or max(sizes.values()) > 10**9:
-                raise ValueError
-            Decode.from_json(values["decode"])
-            if values["dtype"] not in DTYPES:
-                raise ValueError
-            if classes is not None and (type(classes) is not int or not 2 <= classes <= 10**6):
-                raise ValueError
-        except (TypeError, KeyError, ValueError, DataError) as error:
-            raise Refused("bad-header", "the site's declaration cannot be read") from error
-        form = (shapes["shape"], shapes["y_shape"], classes, values["dtype"], values["decode"])
-        return cls(sizes["train"], sizes["validation"], sizes["test"], *form)
+    train: Examples
+    validation: Examples
+    test: Examples
+    shape: Shape  # of an input
+    y_shape: Shape  # of a target
+    classes: Classes | None  # None: regression
+    dtype: InputType = "float32"
+    decode: Scaling | None = None  # how bytes become numbers
 
 
 def declare(federation: Federation) -> Declaration:
     """Declare the data of a federation with one client."""
     split, decode = federation.split(0), federation.decode
     shapes = tuple(federation.x.shape[1:]), tuple(federation.y.shape[1:])
-    sizes = len(split.train), len(split.validation), len(split.test)
-    dtype = str(federation.x.dtype).removeprefix("torch.")
-    return Declaration(*sizes, *shapes, federation.num_classes, dtype, decode and decode.to_json())
+    dtype: Any = str(federation.x.dtype).removeprefix("torch.")
+    return Declaration(
+        train=len(split.train),
+        validation=len(split.validation),
+        test=len(split.test),
+        shape=shapes[0],
+        y_shape=shapes[1],
+        classes=federation.num_classes,
+        dtype=dtype,
+        decode=None if decode is None else Scaling(mean=decode.mean, std=decode.std),
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class FederationFacts:
+class FederationFacts(Strict):
     """What every site needs to know about the federation."""
 
-    size: int  # number of clients
-    audience: int  # maximum number of clients in one round
-    shape: tuple[int, ...]
-    y_shape: tuple[int, ...]
-    classes: int | None
-    largest: int  # training examples of the largest site
-    dtype: str = "float32"  # of the inputs
-    decode: Any = None
-
-    @classmethod
-    def read(cls, values: Any) -> FederationFacts:
-        """Parse received facts; raise `Refused` if they are malformed."""
-        try:
-            fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
-            return cls(**{**fields, "shape": tuple(fields["shape"]), "y_shape": tuple(fields["y_shape"])})
-        except (TypeError, KeyError) as error:
-            raise Refused("bad-header", "the server's facts about the federation cannot be read") from error
+    size: Annotated[int, Field(ge=1, le=MAX_SITES)]  # number of clients
+    audience: Annotated[int, Field(ge=1, le=MAX_SITES)]  # maximum number of clients in one round
+    shape: Shape
+    y_shape: Shape
+    classes: Classes | None
+    largest: Examples  # training examples of the largest site
+    dtype: InputType = "float32"
+    decode: Scaling | None = None
 
     @property
     def kind(self) -> Any:
@@ -109,7 +88,7 @@ class FederationFacts:
 
     def blank(self, number: int) -> torch.Tensor:
         """Return zero inputs of the right shape and type."""
-        return torch.zeros(number, *self.shape, dtype=DTYPES[self.dtype])
+        return torch.zeros(number, *self.shape, dtype=getattr(torch, self.dtype))
 
     def plan(self, config: Config) -> Plan:
         """Return how much a site trains in a round."""
@@ -117,30 +96,43 @@ class FederationFacts:
 
 
 def gather_facts(config: Config, declared: Mapping[str, Declaration]) -> FederationFacts:
-    """Combine all declarations; raise `DataError` with the names of sites that do not match."""
-    first_name, first = next(iter(declared.items()))
+    """Combine all declarations; raise `DataError` with the names of sites that do not match most of them."""
+    usual, _ = Counter(_form(each) for each in declared.values()).most_common(1)[0]
+    like, first = next((name, each) for name, each in declared.items() if _form(each) == usual)
     for name, each in declared.items():
-        if _form(each) != _form(first):
+        if _form(each) != usual:
             raise DataError(
                 f"site '{name}' has inputs of shape {each.shape} ({each.dtype}) and {_targets(each)}, but "
-                f"'{first_name}' has {first.shape} ({first.dtype}) and {_targets(first)}: sites need the same columns"
+                f"'{like}' has {first.shape} ({first.dtype}) and {_targets(first)}: sites need the same columns"
             )
-    classes = None if first.classes is None else max(each.classes or 2 for each in declared.values())
-    largest = max(each.train for each in declared.values())
-    audience = config.participants(len(declared))
-    forms = (first.shape, first.y_shape, classes, largest, first.dtype, first.decode)
-    return FederationFacts(len(declared), audience, *forms)
+    return FederationFacts(
+        size=len(declared),
+        audience=config.participants(len(declared)),
+        shape=first.shape,
+        y_shape=first.y_shape,
+        classes=None if first.classes is None else max(each.classes or 2 for each in declared.values()),
+        largest=max(each.train for each in declared.values()),
+        dtype=first.dtype,
+        decode=first.decode,
+    )
+
+
+def check_facts(facts: FederationFacts, own: Declaration) -> None:
+    """Check what a server says of the federation against a site's own data; raise `Refused` if it does not fit."""
+    classes = own.classes is None or (facts.classes is not None and facts.classes >= own.classes)
+    if _form(facts) != _form(own) or not classes or facts.largest < own.train or facts.audience > facts.size:
+        raise Refused("unlike", "the server describes other data than this site's")
 
 
 def federation_without_data(config: Config, declared: Mapping[str, Declaration], facts: FederationFacts) -> Federation:
     """Make the federation as the server knows it: names and sizes, with zeros for examples that take no memory."""
-    splits, start = {}, 0
-    for name, each in declared.items():
-        ends = np.cumsum([start, each.train, each.validation, each.test])
-        splits[name] = Split(*(np.arange(a, b) for a, b in itertools.pairwise(ends)))
-        start = int(ends[-1])
-    x = torch.zeros(1, dtype=torch.uint8).expand(start, *facts.shape)
-    y = torch.zeros(1, dtype=torch.float32 if facts.classes is None else torch.int64).expand(start, *facts.y_shape)
+    one = np.zeros(1, np.int64)  # the only example there is, in everybody's place
+    splits = {
+        name: Split(*(np.broadcast_to(one, number) for number in (each.train, each.validation, each.test)))
+        for name, each in declared.items()
+    }
+    x = torch.zeros(1, dtype=torch.uint8).expand(1, *facts.shape)
+    y = torch.zeros(1, dtype=torch.float32 if facts.classes is None else torch.int64).expand(1, *facts.y_shape)
     return Federation(config.data, x, y, splits, facts.classes)
 
 
@@ -153,7 +145,11 @@ def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
     if not isinstance(module, torch.nn.Module):
         raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
     try:
-        own: dict[str, Any] = {"head": config.head, "decode": Decode.from_json(facts.decode), "bf16": config.bf16}
+        own: dict[str, Any] = {
+            "head": config.head,
+            "decode": facts.decode and Decode(facts.decode.mean, facts.decode.std),
+            "bf16": config.bf16,
+        }
         return make_task(module, facts.kind, facts.classes, facts.blank(2), **own)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
@@ -190,7 +186,7 @@ def message_forms(
     return up, info
 
 
-def _form(declared: Declaration) -> tuple[Any, ...]:
+def _form(declared: Declaration | FederationFacts) -> tuple[Any, ...]:
     """Return what all sites must have in common."""
     return declared.shape, declared.y_shape, declared.classes is None, declared.dtype, declared.decode
 

@@ -1,4 +1,4 @@
-"""Checks messages before they are used. A check that fails raises `Refused`.
+"""The door: what arrives is parsed as a typed message and checked before it is used, or `Refused` is raised.
 
 The header has the run, its `life` (how often the server has started), the round, sender, receiver, and the digest of
 the body. The header is signed. A body is read only if the header is valid.
@@ -6,9 +6,7 @@ the body. The header is signed. A body is read only if the header is valid.
 
 from __future__ import annotations
 
-import json
 import math
-from typing import Any
 
 import torch
 
@@ -16,44 +14,42 @@ from coterie.core import tree
 from coterie.core.tree import Tree
 from coterie.deploy import keys, wire
 from coterie.deploy.keys import Identity
+from coterie.deploy.messages import TO_SERVER, TO_SITE, Header, M, ToServer, ToSite
 from coterie.deploy.refused import Refused
+from coterie.deploy.schema import parse
 from coterie.deploy.wire import Envelope
-from coterie.evaluation.metrics import BETTER
+from coterie.evaluation.metrics import LARGEST
 from coterie.methods.fields import AnyMethod
 
-SERVER = "server"  # no site may have this name
-VERSION = 1
 MAX_HEADER_BYTES = 4 * 2**20
-HEADER_FIELDS = {"v": int, "run": str, "life": int, "round": int, "from": str, "to": str, "kind": str, "body": str}
 
 
-def sign_envelope(header: dict[str, Any], body: bytes, identity: Identity) -> Envelope:
-    """Make a signed envelope, with the digest of the body in its header."""
-    whole = {"v": VERSION, **header, "body": wire.digest(body)}
-    data = json.dumps(whole, separators=(",", ":")).encode()
+def with_body(message: M, body: bytes) -> M:
+    """Return the message with the digest of its body."""
+    return message.model_copy(update={"body": wire.digest(body)})
+
+
+def sign(message: Header, body: bytes, identity: Identity) -> Envelope:
+    """Make a signed envelope of a message and its body."""
+    data = message.json_bytes()
     return Envelope(data, body, identity.sign(data))
 
 
-def read_header(envelope: Envelope) -> dict[str, Any]:
-    """Parse the header, without verifying the signature."""
-    if len(envelope.header) > MAX_HEADER_BYTES:
-        raise Refused("bad-header", f"a header of {len(envelope.header)} bytes")
-    try:
-        header = json.loads(envelope.header)
-    except (ValueError, RecursionError) as error:
-        raise Refused("bad-header") from error
-    if not isinstance(header, dict) or any(type(header.get(key)) is not kind for key, kind in HEADER_FIELDS.items()):
-        raise Refused("bad-header", "a required field is missing")
-    if header["v"] != VERSION:
-        raise Refused("bad-header", f"protocol version {header['v']} instead of {VERSION}")
-    return header
+def read_at_server(envelope: Envelope) -> ToServer:
+    """Parse the header of a site's message, without verifying the signature."""
+    return parse(TO_SERVER, _bounded(envelope))
 
 
-def verify(envelope: Envelope, header: dict[str, Any], public: str) -> None:
+def read_at_site(envelope: Envelope) -> ToSite:
+    """Parse the header of a server's message, without verifying the signature."""
+    return parse(TO_SITE, _bounded(envelope))
+
+
+def verify(envelope: Envelope, header: Header, public: str) -> None:
     """Check that the owner of the key signed the header, and that the body has the signed digest."""
     if not keys.verified(public, envelope.signature, envelope.header):
         raise Refused("bad-signature")
-    if wire.digest(envelope.body) != header["body"]:
+    if wire.digest(envelope.body) != header.body:
         raise Refused("bad-signature", "the body is not the one that was signed")
 
 
@@ -97,16 +93,23 @@ def check_finite(content: Tree) -> None:
             raise Refused("not-finite", f"'{path}' has NaN or infinite values")
 
 
-def check_metrics(metrics: Any) -> dict[str, dict[str, float]]:
-    """Check and return the metrics in the header of an answer, {part: {metric: number}}."""
-    parts = {"validation", "test", "global_validation", "global_test"}
-    if not isinstance(metrics, dict) or not metrics.keys() <= parts:
-        raise Refused("bad-header", "metrics of unknown parts")
-    for by in metrics.values():
-        if not isinstance(by, dict) or not by.keys() <= BETTER.keys() or not all(_number(v) for v in by.values()):
-            raise Refused("bad-header", "metrics that are not numbers")
-    return metrics
+def check_info(info: Tree) -> None:
+    """Check that the numbers that a site logs are finite and bounded, so that their averages are finite, too."""
+    for path, leaf in tree.pack(info).items():
+        if not bool((leaf.double().abs() <= LARGEST).all()):
+            raise Refused("not-finite", f"'{path}' has values that are not numbers up to {LARGEST:g}")
 
 
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and not math.isinf(value)
+def place_of(error: Exception) -> str:
+    """Return the kind of an unexpected error and where it was raised, for a log: its text may be data."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" in {trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}"
+    return f"{type(error).__name__}{where}"
+
+
+def _bounded(envelope: Envelope) -> bytes:
+    if len(envelope.header) > MAX_HEADER_BYTES:
+        raise Refused("bad-header", f"a header of {len(envelope.header)} bytes")
+    return envelope.header

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError
-from coterie.deploy import guard, seal
+from coterie.deploy import guard, messages, seal
 from coterie.deploy.contract import Rules, Transport
-from coterie.deploy.federation_facts import Declaration
-from coterie.deploy.guard import SERVER
-from coterie.deploy.keys import Identity, same_key
+from coterie.deploy.keys import Identity
 from coterie.deploy.ledger import Ledger, SiteStatus
+from coterie.deploy.messages import SERVER, Joined, Refusal
 from coterie.deploy.refused import Refused
 from coterie.deploy.wire import Envelope
 
@@ -51,8 +50,9 @@ class Joining:
         ]
         if not new:
             return
-        route = {"run": self.ledger.run, "life": self.ledger.life, "round": 0, "from": SERVER, "to": "", "kind": "join"}
-        letter = guard.sign_envelope({**route, "server": self.identity.public}, b"", self.identity)
+        about: dict[str, Any] = {"run": self.ledger.run, "life": self.ledger.life, "round": 0}
+        join = messages.Join(**about, server=self.identity.public)
+        letter = guard.sign(join, b"", self.identity)
         self.asked |= dict.fromkeys(new, now)
         self.transport.post(dict.fromkeys(new, letter))
 
@@ -60,29 +60,30 @@ class Joining:
         """Note that an address will not answer, so that it may be asked again."""
         self.asked.pop(address, None)
 
-    def take(self, address: str, envelope: Envelope, header: dict[str, Any], members: bool) -> str:
+    def take(self, address: str, envelope: Envelope, message: Joined, members: bool) -> str:
         """Check an answer to an invitation and return the site's name; with `members`, no new sites may join."""
-        name: str = header["from"]
-        card = seal.check_card(name, header.get("card"), self.known, self.ledger.cards)
+        name, card, ledger = message.sender, message.card, self.ledger
+        seal.check_card(name, card, self.known, ledger.cards)
         if self.known and name not in self.known:
             raise Refused("unknown-site", f"there is no key for '{name}'")
         if name == SERVER or (self.rules.names and name not in self.rules.names):
             raise Refused("unknown-site", f"'{name}' is not one of the expected sites")
-        if members and name not in self.ledger.declared:
+        if members and name not in ledger.declared:
             raise Refused("unknown-site", f"'{name}' was not a member when the federation started")
-        guard.verify(envelope, header, self.ledger.keys.get(name, card["key"]))
-        if header["run"] != self.ledger.run or header["life"] != self.ledger.life or header["to"] != SERVER:
+        if self.name_at(address) not in (None, name):
+            raise Refused("wrong-sender", f"'{name}' is at the address of another site")
+        guard.verify(envelope, message, ledger.keys.get(name, card.key))
+        guard.open_body(envelope, {})
+        if message.run != ledger.run or message.life != ledger.life or message.receiver != SERVER:
             raise Refused("wrong-run")
-        declared = Declaration.read(header.get("declares"))
-        if name in self.ledger.declared and self.ledger.declared[name] != declared:
+        if ledger.declared.get(name, message.declares) != message.declares:
             raise Refused("unlike", f"'{name}' declares different data than when it joined")
-        if name not in self.ledger.keys or same_key(self.ledger.keys[name], card["key"]):
-            self.ledger.keys[name] = card["key"]
-            if self.ledger.cards.get(name, {}).get("exchange") != card["exchange"]:  # proofs always differ
-                self.ledger.cards[name] = card
-            self.ledger.declared.setdefault(name, declared)
-            self.ledger.sites.setdefault(name, SiteStatus()).seen = time.time()
-            self.addresses[name] = address
+        ledger.keys[name] = card.key
+        if name not in ledger.cards or ledger.cards[name].exchange != card.exchange:  # proofs always differ
+            ledger.cards[name] = card
+        ledger.declared.setdefault(name, message.declares)
+        ledger.sites.setdefault(name, SiteStatus()).seen = time.time()
+        self.addresses[name] = address
         return name
 
     def wait(self, out: Path) -> None:
@@ -98,15 +99,16 @@ class Joining:
                     self.failed(address)
                     continue
                 try:
-                    header = guard.read_header(envelope)
-                    if header["kind"] == "refused":
-                        raise Refused("failed", f"code {header.get('code')}")
-                    if header["kind"] != "joined":
-                        continue
-                    name = self.take(address, envelope, header, bool(members))
-                    self.say(f"{name} joined, {len(self.addresses)} of {expected}")
+                    message = guard.read_at_server(envelope)
+                    if isinstance(message, Refusal):
+                        raise Refused("failed", f"code {message.code}")
+                    if isinstance(message, Joined):
+                        name = self.take(address, envelope, message, bool(members))
+                        self.say(f"{name} joined, {len(self.addresses)} of {expected}")
                 except Refused as error:
                     refused[address] = f"{error.code}: {error}"
+                except Exception as error:  # whatever one message does, it stops nobody else
+                    refused[address] = f"error: {guard.place_of(error)}"
             self.ledger.show(out, f"waiting for sites: {len(self.addresses)} of {expected}")
             if self.transport.now() >= until:
                 enough = members and len(self.addresses) >= max(1, self.rules.quorum * expected)

@@ -15,6 +15,7 @@ from typing import Any
 from coterie.core.errors import CheckpointError
 from coterie.deploy.federation_facts import Declaration
 from coterie.deploy.relay import Mailbox
+from coterie.deploy.seal import Card
 from coterie.storage import files
 
 Record = dict[str, Any]
@@ -52,7 +53,7 @@ class Ledger:
     finished: bool = False
     declared: dict[str, Declaration] = dataclasses.field(default_factory=dict)  # in the order of client ids
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
-    cards: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cards: dict[str, Card] = dataclasses.field(default_factory=dict)
     base: dict[str, int] = dataclasses.field(default_factory=dict)
     pending: Record | None = None  # record of the last round, not evaluated yet
     pending_alone: Record | None = None
@@ -69,9 +70,10 @@ class Ledger:
         values = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("mail", "declared", "sites")
+            if field.name not in ("mail", "declared", "cards", "sites")
         }
-        values["declared"] = {name: vars(each) for name, each in self.declared.items()}
+        for key, held in (("declared", self.declared), ("cards", self.cards)):
+            values[key] = {name: each.model_dump() for name, each in held.items()}
         values["sites"] = {name: vars(each) for name, each in self.sites.items()}
         values["mail"] = self.mail.save(out, self.round)
         files.write_json(out / "deployment.json", values)
@@ -86,11 +88,15 @@ class Ledger:
             raise CheckpointError(f"'{out}' is not a deployed run: it has no deployment.json")
         values = files.read_json(path)
         try:
-            values["declared"] = {name: Declaration.read(each) for name, each in values["declared"].items()}
+            for key, kind in (("declared", Declaration), ("cards", Card)):
+                values[key] = {
+                    name: kind.model_validate(each, strict=False)  # JSON has no tuples
+                    for name, each in values[key].items()
+                }
             values["sites"] = {name: SiteStatus(**each) for name, each in values["sites"].items()}
             values["mail"] = Mailbox.load(out, values["mail"], values["round"])
             return cls(**values)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise CheckpointError(f"'{path}' is not a ledger of this version: {error}") from error
 
     def stage(self) -> str:

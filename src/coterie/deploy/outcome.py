@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +12,9 @@ import torch
 from coterie.core import tree
 from coterie.core.toml import to_toml
 from coterie.core.tree import Tree
+from coterie.deploy.schema import Metrics, Part
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS
-from coterie.evaluation.metrics import mean as mean_of
 from coterie.experiment import report_data
 from coterie.experiment.conclude import finish
 from coterie.experiment.result import Result
@@ -99,10 +98,11 @@ def merge_site_results(each: Sequence[SiteResults]) -> SiteResults:
     return SiteResults(views, Predictions(outputs, y, owner))
 
 
-def scores(setup: Setup, metrics: Sequence[Mapping[str, Mapping[str, float | None]] | None]) -> Record:
+def scores(setup: Setup, metrics: Sequence[Metrics | None]) -> Record:
     """Return {part: {metric: one number per client}} from each client's metrics; NaN for clients without any."""
     found: Record = {}
-    for part in ("validation", "test", "global_validation", "global_test"):
+    parts: tuple[Part, ...] = ("validation", "test", "global_validation", "global_test")
+    for part in parts:
         if part.startswith("global_") and not any(each and part in each for each in metrics):
             continue
         found[part] = {
@@ -110,14 +110,6 @@ def scores(setup: Setup, metrics: Sequence[Mapping[str, Mapping[str, float | Non
             for name in METRICS[setup.task.kind]
         }
     return found
-
-
-def better(metric: str, new: Record, old: Record | None) -> bool:
-    """Return whether a round is strictly better on validation data, so that ties go to the earlier round."""
-    if old is None:
-        return True
-    ours, theirs = (sign_of(metric) * mean_of(record["validation"][metric]) for record in (new, old))
-    return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 
 def _number(value: float | None) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -12,8 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from coterie.core import routes, tree
 from coterie.core.tree import Tree
 from coterie.deploy import seal, wire
+from coterie.deploy.messages import Neighbours
 from coterie.deploy.refused import Refused
-from coterie.deploy.seal import Route
+from coterie.deploy.seal import Card, Route
 from coterie.methods.fields import AnyMethod
 
 SEAL_OVERHEAD_BYTES = seal.NONCE_BYTES + 16  # that sealing adds to a letter
@@ -39,16 +39,17 @@ class Neighbourhood:
     sealed: bool
 
     @classmethod
-    def read(cls, name: str, values: Any, known: Mapping[str, str], pinned: dict[str, Any]) -> Neighbourhood:
-        """Parse what the server sends; keys of new peers are added to `pinned`."""
-        try:
-            near = {}
-            for other, (index, train, card) in values["near"].items():
-                pinned[other] = seal.check_card(other, card, known, pinned)
-                near[other] = Peer(int(index), int(train), card["exchange"])
-            return cls(name, int(values["index"]), near, torch.tensor(values["keys"]), bool(values["sealed"]))
-        except (TypeError, KeyError, ValueError) as error:
-            raise Refused("bad-header", "the neighbours cannot be read") from error
+    def read(cls, name: str, told: Neighbours, known: Mapping[str, str], pinned: dict[str, Card]) -> Neighbourhood:
+        """Check what the server sends; keys of new peers are added to `pinned`."""
+        numbers = [told.index, *(index for index, _, _ in told.near.values())]
+        if len(set(numbers)) < len(numbers) or max(numbers) >= len(told.keys):
+            raise Refused("bad-header", "the numbers of the neighbours cannot be")
+        near = {}
+        for other, (index, train, card) in told.near.items():
+            seal.check_card(other, card, known, pinned)
+            pinned[other] = card
+            near[other] = Peer(index, train, card.exchange)
+        return cls(name, told.index, near, torch.tensor(told.keys), told.sealed)
 
     @property
     def names(self) -> dict[int, str]:

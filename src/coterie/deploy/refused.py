@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 CODES = {
-    "bad-header": "its header cannot be read",
+    "bad-header": "its header is not one that is expected, or has values that cannot be",
     "bad-signature": "its signature is not the sender's",
     "wrong-run": "it belongs to another run",
     "wrong-round": "it is for a round that is not open",
@@ -21,6 +21,8 @@ CODES = {
     "not-sealed": "it cannot be opened with the sender's and receiver's keys",
     "state-lost": "the site no longer has the state that the round starts from",
     "unlike": "the site's data does not match that of the federation",
+    "error": "reading it failed unexpectedly; the log of the one who refuses it says where",
+    "disk": "the site could not read or write its files; its log says why",
     "failed": "the site's own work failed; its log says why",
 }
 

@@ -14,18 +14,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import Field, field_validator
 
 from coterie.core.errors import CoterieError
 from coterie.deploy import keys
 from coterie.deploy.keys import Identity
 from coterie.deploy.refused import Refused
+from coterie.deploy.schema import Digest, PublicKey, Strict
 from coterie.storage import files
 
 NONCE_BYTES = 12
@@ -58,26 +60,34 @@ def exchange_key_at(path: Path) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(data)
 
 
-def card(name: str, secret: X25519PrivateKey, identity: Identity) -> dict[str, str]:
+class Card(Strict):
+    """What others need to write to a site, signed by the site."""
+
+    exchange: Digest  # its public exchange key, 32 bytes as hexadecimal text
+    key: PublicKey  # by which it is known
+    proof: Annotated[str, Field(max_length=1000, pattern=r"^([0-9a-f]{2})*$")]
+
+    @field_validator("exchange")
+    @classmethod
+    def _usable(cls, exchange: str) -> str:
+        """Refuse the few keys with which nothing can be agreed: whoever writes to their owner would fail."""
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(exchange)))
+        return exchange
+
+
+def make_card(name: str, secret: X25519PrivateKey, identity: Identity) -> Card:
     """Return what others need to write to this site, signed by the site."""
     public = secret.public_key().public_bytes_raw().hex()
-    return {"exchange": public, "key": identity.public, "proof": identity.sign(_claim(name, public)).hex()}
+    return Card(exchange=public, key=identity.public, proof=identity.sign(_claim(name, public)).hex())
 
 
-def check_card(name: str, values: Any, known: Mapping[str, str], pinned: Mapping[str, Any]) -> dict[str, str]:
-    """Return a card if the site's key (the known one, or the first one seen) signed it; else raise `Refused`."""
-    if not isinstance(values, dict) or any(type(values.get(key)) is not str for key in ("exchange", "key", "proof")):
-        raise Refused("bad-header", f"the keys of '{name}' cannot be read")
-    expected = known.get(name) or pinned.get(name, values)["key"]
-    if not keys.same_key(expected, values["key"]):
+def check_card(name: str, card: Card, known: Mapping[str, str], pinned: Mapping[str, Card]) -> None:
+    """Raise `Refused` unless the site's key (the known one, or the first one seen) signed the card."""
+    expected = known.get(name) or pinned.get(name, card).key
+    if not keys.same_key(expected, card.key):
         raise Refused("bad-signature", f"the key of '{name}' is not the one known")
-    try:
-        proof = bytes.fromhex(values["proof"])
-    except ValueError as error:
-        raise Refused("bad-signature") from error
-    if not keys.verified(values["key"], proof, _claim(name, values["exchange"])):
+    if not keys.verified(card.key, bytes.fromhex(card.proof), _claim(name, card.exchange)):
         raise Refused("bad-signature", f"the exchange key of '{name}' is not signed by it")
-    return {key: values[key] for key in ("exchange", "key", "proof")}
 
 
 def seal(data: bytes, secret: X25519PrivateKey, other: str, route: Route) -> bytes:

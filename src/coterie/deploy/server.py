@@ -21,9 +21,9 @@ from coterie.core.errors import ConfigError
 from coterie.core.method import Population
 from coterie.core.toml import to_toml
 from coterie.core.tree import Tree
-from coterie.deploy import guard, outcome, wire
+from coterie.deploy import guard, messages, outcome, wire
 from coterie.deploy.contract import Rules, Transport
-from coterie.deploy.delivery import Delivery
+from coterie.deploy.delivery import Delivery, Take
 from coterie.deploy.errands import Errands
 from coterie.deploy.federation_facts import (
     FederationFacts,
@@ -32,20 +32,20 @@ from coterie.deploy.federation_facts import (
     gather_facts,
     message_forms,
 )
-from coterie.deploy.guard import SERVER
 from coterie.deploy.intake import Answer, Forms, Intake
 from coterie.deploy.joining import Joining
 from coterie.deploy.keys import Identity
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.refused import CODES, Refused
-from coterie.deploy.site import request_digest
+from coterie.deploy.messages import FromSite, Neighbours
+from coterie.deploy.refused import Refused
+from coterie.deploy.schema import Part, Who
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.result import Result
-from coterie.experiment.run import _record, local_like
+from coterie.experiment.run import _record, better, local_like, score_of
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.simulation import Round, Simulation
 from coterie.methods.fields import AnyMethod
@@ -129,6 +129,9 @@ class Rounds:
         if config.reference and config.method != "local":
             alone_info = message_forms(local_like(method), task, (), config, facts)[1]
         names = federation.names
+        parts: set[Part] = {"validation", "test"}
+        if method.global_model(start) is not None:
+            parts |= {"global_validation", "global_test"}
         near, offer = None, None
         if peers is not None:
             if routes.asked(method.dispatch(start, torch.tensor([0]), torch.Generator())) is not None:
@@ -147,7 +150,7 @@ class Rounds:
             if not (beside.path / "config.toml").exists():
                 beside.create(to_toml(setup.with_method(local_like(method)).config.to_file()))
             beside.rewrite_rounds(alone)
-        forms = Forms(up, info, alone_info, near, offer)
+        forms = Forms(up, info, alone_info, near, frozenset(parts), offer)
         return cls(server, ledger, joining, folder, facts, setup, sim, forms, records, alone)
 
     @property
@@ -168,8 +171,8 @@ class Rounds:
         training = frozenset(self.names[i] for i in sampled)
         asked = self.names if evaluating else sorted(training)
         self.errands = self._run_errands(number, sampled, list(asked), evaluating)
-        letters, down = self._letters(number, sampled, list(asked), evaluating)
-        answers = self._collect(number, letters, training)
+        requests, bodies, down = self._requests(number, sampled, list(asked), evaluating)
+        answers = self._collect(number, requests, bodies, training)
         if evaluating:
             self._evaluated(answers)
         self._close_pending()
@@ -187,10 +190,13 @@ class Rounds:
 
     def finish(self) -> Result:
         """Send the selected round to every site, which writes its model, and write the server's run folder."""
-        header = {"selected": self.ledger.best, "selected_alone": self.ledger.best_alone}
-        number = self.config.rounds + 2
-        letters = {name: self._sign(name, number, {"kind": "finish", **header}, b"") for name in self.names}
-        self._deliver(number, letters, _finished, frozenset(), need=0)
+        number, facts = self.config.rounds + 2, self.facts
+        selected, alone = self.ledger.best, self.ledger.best_alone
+        requests = {
+            name: messages.Finish(**self._route(number, name), facts=facts, selected=selected, selected_alone=alone)
+            for name in self.names
+        }
+        self._deliver(number, requests, {}, self._take_finished, frozenset(), need=0)
         reference = None
         if self.alone:
             local = self.setup.with_method(local_like(self.server.method))
@@ -203,12 +209,13 @@ class Rounds:
         self.ledger.save(self.server.out)
         return result
 
-    def _letters(
+    def _requests(
         self, number: int, sampled: list[int], asked: list[str], evaluating: bool
-    ) -> tuple[dict[str, Envelope], Tree]:
-        header = {"kind": "round", "best": self.ledger.best, "best_alone": self.ledger.best_alone}
+    ) -> tuple[dict[str, messages.Round], dict[str, bytes], Tree]:
+        """Return the round's messages, their bodies, and what the method dispatches to those who train."""
         if self.setup.peers is not None:
-            return {name: self._peer_letter(number, name, sampled, evaluating, header) for name in asked}, ()
+            pairs = {name: self._peer_request(number, name, sampled, evaluating) for name in asked}
+            return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}, ()
         train = self._send(self.server.method.dispatch, sampled, "dispatch", number) if sampled else ()
         everyone = list(range(len(self.names)))
         deploy: Tree = ()
@@ -216,7 +223,7 @@ class Rounds:
             deploy = self._send(self.server.method.deploy, everyone, "dispatch for evaluation", number - 1)
         shared = self.server.method.global_model(self.sim.state.server) if evaluating else None
         place = {client: row for row, client in enumerate(sampled)}
-        letters = {}
+        requests, bodies = {}, {}
         for name in asked:
             index = self.names.index(name)
             content: dict[str, Tree] = {}
@@ -225,9 +232,10 @@ class Rounds:
             if evaluating:
                 content["deploy"] = tree.rows(deploy, index)
                 content |= {} if shared is None else {"shared": shared}
-            about = {**header, "train": index in place, "evaluate": evaluating, "base": self.ledger.base.get(name, 0)}
-            letters[name] = self._sign(name, number, about, wire.encode(content))
-        return letters, train
+            bodies[name] = wire.encode(content)
+            message = messages.Round(**self._work(number, name, sampled, evaluating), **self._best())
+            requests[name] = guard.with_body(message, bodies[name])
+        return requests, bodies, train
 
     def _run_errands(self, number: int, sampled: list[int], asked: list[str], evaluating: bool) -> Errands | None:
         """Let peers ask each other, if the method has them do so."""
@@ -235,66 +243,70 @@ class Rounds:
             return None
         errands = Errands(self.ledger, number, self.forms.near, self.forms.offer)
 
-        def deliver(letters: dict[str, Envelope], take: Callable[[str, Envelope, Record], bool]) -> None:
-            if letters:
-                self._deliver(number, letters, take, frozenset(letters), need=0)
+        def deliver(requests: Mapping[str, messages.Work], bodies: Mapping[str, bytes], take: Take) -> None:
+            if requests:
+                self._deliver(number, requests, bodies, take, frozenset(requests), need=0)
 
-        def about(name: str, kind: str) -> Record:
-            training = self.names.index(name) in sampled
-            return {"kind": kind, **self._about_peer(name), "train": training, "evaluate": evaluating}
-
-        errands.ask({name: self._sign(name, number, about(name, "ask"), b"") for name in asked}, deliver)
-        letters = {}
+        errands.ask({name: messages.Ask(**self._work(number, name, sampled, evaluating)) for name in asked}, deliver)
+        offers, bodies = {}, {}
         for name, askers in sorted(errands.askers.items()):
             listed, content = self._mail(name)
-            header = {**about(name, "offer"), "mail": listed, "askers": sorted(askers)}
-            letters[name] = self._sign(name, number, header, wire.encode({"mail": content}))
-        errands.fetch(letters, deliver)
+            bodies[name] = wire.encode({"mail": content})
+            work = self._work(number, name, sampled, evaluating)
+            offers[name] = guard.with_body(
+                messages.Offer(**work, mail=listed, askers=tuple(sorted(askers))), bodies[name]
+            )
+        errands.fetch(offers, bodies, deliver)
         return errands
 
-    def _peer_letter(self, number: int, name: str, sampled: list[int], evaluating: bool, header: Record) -> Envelope:
+    def _peer_request(
+        self, number: int, name: str, sampled: list[int], evaluating: bool
+    ) -> tuple[messages.Round, bytes]:
         caught_up = self.errands is not None and name in self.errands.caught_up
-        listed, content = ([], {}) if caught_up else self._mail(name)
+        listed, content = ((), {}) if caught_up else self._mail(name)
         offers = [] if self.errands is None else self.errands.of(name)
-        about = {
-            **header,
-            **self._about_peer(name),
-            "train": self.names.index(name) in sampled,
-            "evaluate": evaluating,
-            "mail": listed,
-            "caught_up": caught_up,
-            "offers": [[each.sender, len(each.data)] for each in offers],
-        }
-        boxes = {"mail": content, "offers": {str(i): as_leaf(each.data) for i, each in enumerate(offers)}}
-        return self._sign(name, number, about, wire.encode(boxes))
+        message = messages.Round(
+            **self._work(number, name, sampled, evaluating),
+            **self._best(),
+            mail=listed,
+            caught_up=caught_up,
+            offers=tuple((each.sender, len(each.data)) for each in offers),
+        )
+        body = wire.encode({"mail": content, "offers": {str(i): as_leaf(each.data) for i, each in enumerate(offers)}})
+        return guard.with_body(message, body), body
 
-    def _mail(self, name: str) -> tuple[list[list[Any]], Tree]:
+    def _mail(self, name: str) -> tuple[tuple[tuple[int, str, int], ...], Tree]:
         """Return a peer's mail that its state does not have yet: a list, and the letters."""
         mail = self.ledger.mail.of(name, self.ledger.base.get(name, 0))
-        listed = [[each.round, each.sender, len(each.data)] for each in mail]
+        listed = tuple((each.round, each.sender, len(each.data)) for each in mail)
         return listed, {str(i): as_leaf(each.data) for i, each in enumerate(mail)}
 
-    def _about_peer(self, name: str) -> Record:
-        """Return what a peer is told of its neighbours in every message."""
-        assert self.forms.near is not None
-        base, heard = self.ledger.base.get(name, 0), self.ledger.mail.heard
+    def _route(self, number: int, name: str) -> Record:
+        about = {"run": self.ledger.run, "life": self.ledger.life, "round": number, "receiver": name}
+        return {**about, "server": self.server.identity.public}
+
+    def _best(self) -> Record:
+        return {"best": self.ledger.best, "best_alone": self.ledger.best_alone}
+
+    def _work(self, number: int, name: str, sampled: list[int], evaluating: bool) -> Record:
+        """Return what a site is told in every message to work; a peer also hears of its neighbours."""
+        base, index = self.ledger.base.get(name, 0), self.names.index(name)
+        told = {"base": base, "train": index in sampled, "evaluate": evaluating, "facts": self.facts}
+        told |= self._route(number, name)
+        if self.forms.near is None:
+            return told
+        heard = self.ledger.mail.heard
         near = {
-            other: [self.names.index(other), self.ledger.declared[other].train, self.ledger.cards[other]]
+            other: (self.names.index(other), self.ledger.declared[other].train, self.ledger.cards[other])
             for other in self.forms.near[name]
         }
-        return {
-            "base": base,
-            "peers": {
-                "index": self.names.index(name),
-                "near": near,
-                "keys": rng.keys_of(self.names).tolist(),
-                "sealed": self.server.rules.sealed,
-            },
-            "said": [round for round, names in heard.items() if name in names],
-            "news": [
-                [round, other] for round, names in heard.items() if round >= base for other in names if other in near
-            ],
-        }
+        keys = tuple(rng.keys_of(self.names).tolist())
+        told["peers"] = Neighbours(index=index, near=near, keys=keys, sealed=self.server.rules.sealed)
+        told["said"] = tuple(round for round, names in heard.items() if name in names)
+        told["news"] = tuple(
+            (round, other) for round, names in heard.items() if round >= base for other in names if other in near
+        )
+        return told
 
     def _send(self, send: Any, ids: list[int], purpose: str, round: int) -> Tree:
         def draw() -> torch.Generator:
@@ -302,50 +314,62 @@ class Rounds:
 
         return self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
 
-    def _sign(self, name: str, number: int, header: Record, body: bytes) -> Envelope:
-        route = {"run": self.ledger.run, "life": self.ledger.life, "round": number, "from": SERVER, "to": name}
-        facts = {"facts": vars(self.facts), "server": self.server.identity.public}
-        return guard.sign_envelope({**route, **header, **facts}, body, self.server.identity)
-
-    def _collect(self, number: int, letters: dict[str, Envelope], training: frozenset[str]) -> dict[str, Answer]:
-        asked = {name: request_digest(guard.read_header(letter)) for name, letter in letters.items()}
+    def _collect(
+        self,
+        number: int,
+        requests: Mapping[str, messages.Round],
+        bodies: Mapping[str, bytes],
+        training: frozenset[str],
+    ) -> dict[str, Answer]:
         now = self.server.method, self.sim.state.server
-        intake = Intake(self.ledger, *now, number, asked, training, self.forms, self.server.rules.norm_bound)
+        intake = Intake(self.ledger, *now, number, requests, training, self.forms, self.server.rules.norm_bound)
 
-        def take(name: str, envelope: Envelope, header: Record) -> bool:
-            intake.take(name, envelope, header)
+        def take(name: str, envelope: Envelope, message: FromSite) -> bool:
+            intake.take(name, envelope, message)
             return True
 
-        need = max(1, math.ceil(self.server.rules.quorum * len(training or letters)))
-        self._deliver(number, letters, take, training or frozenset(letters), need)
+        need = max(1, math.ceil(self.server.rules.quorum * len(training or requests)))
+        self._deliver(number, requests, bodies, take, training or frozenset(requests), need)
         return intake.answers
 
     def _deliver(
         self,
         number: int,
-        letters: dict[str, Envelope],
-        take: Callable[[str, Envelope, Record], bool],
+        requests: Mapping[str, messages.FromServer],
+        bodies: Mapping[str, bytes],
+        take: Take,
         counted: frozenset[str],
         need: int,
     ) -> None:
-        """Send messages, and pass the answers to `take` until the round may close."""
+        """Sign and send messages, and pass the answers to `take` until the round may close."""
+        letters = {
+            name: guard.sign(message, bodies.get(name, b""), self.server.identity) for name, message in requests.items()
+        }
         Delivery(self.server.transport, self.joining, self.ledger, self.server.rules, self.server.out, self.silent).run(
             number, letters, take, counted, need
         )
 
+    def _take_finished(self, name: str, envelope: Envelope, message: FromSite) -> bool:
+        if (message.run, message.life, message.round) != (self.ledger.run, self.ledger.life, self.config.rounds + 2):
+            raise Refused("late")
+        guard.open_body(envelope, {})
+        if isinstance(message, messages.Refusal):
+            raise Refused(message.code, "the site could not write its model")
+        return isinstance(message, messages.Finished)
+
     def _evaluated(self, answers: Mapping[str, Answer]) -> None:
         """Add the metrics to the last round's record, and update the best round."""
-        for which, records, record, local in (
-            ("own", self.records, self.ledger.pending, False),
-            ("alone", self.alone, self.ledger.pending_alone, True),
-        ):
+        whose: tuple[Who, Who] = ("own", "alone")
+        pending = (self.records, self.ledger.pending, False), (self.alone, self.ledger.pending_alone, True)
+        for which, (records, record, local) in zip(whose, pending, strict=True):
             if record is None:
                 continue
             metrics = [answers[name].metrics.get(which) if name in answers else None for name in self.names]
             record |= outcome.scores(self.setup, metrics)
             best = self.ledger.best_alone if local else self.ledger.best
-            old = next((each for each in records if each["round"] == best), None)
-            if outcome.better(self.setup.metric, record, old):
+            about = (self.setup.metric, self.config.average)
+            old = next((score_of(*about, each) for each in records if each["round"] == best), None)
+            if old is None or better(score_of(*about, record), old):
                 if local:
                     self.ledger.best_alone = record["round"]
                 else:
@@ -404,16 +428,9 @@ class Rounds:
         told = {} if self.errands is None else self.errands.refused
         for name, refused in [*told.items(), *((name, answer.refused) for name, answer in answers.items())]:
             for round, sender, code in refused:
-                if sender in self.ledger.sites:
-                    self.ledger.sites[sender].refuse(f"{code} (by {name}, round {round})")
+                self.ledger.sites[sender].refuse(f"{code} (by {name})")
+                self.server.say(f"round {number}: {name} refused mail of {sender} from round {round} ({code})")
         self.ledger.show(self.server.out)
         if training:
             answered = len([name for name in training if name in answers])
             self.server.say(f"round {number}: {answered} of {len(training)} sites answered")
-
-
-def _finished(name: str, envelope: Envelope, header: Record) -> bool:
-    if header["kind"] == "refused":
-        code = str(header.get("code"))
-        raise Refused(code if code in CODES else "failed", "the site could not write its model")
-    return bool(header["kind"] == "finished")

@@ -32,6 +32,7 @@ SIMULATION_ONLY = (
     "track",
     "setting",
 )
+AVERAGE = "trimmed"  # by default, since sites report their own metrics
 LIST_KEYS = ("silos", "columns", "missing", "drop")
 
 
@@ -82,6 +83,7 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
     if isinstance(values.get("topology"), str) and ";" in values["topology"]:
         values["topology"] = [tuple(edge.split(",")) for edge in values["topology"].split(";")]
     values = {key: value for key, value in values.items() if value != ""}  # TOML cannot express "not set"
+    values = {"average": AVERAGE, **values}
     for one, other in {"local_steps": "local_epochs", "clients_per_round": "fraction"}.items():
         if one in values:
             values.pop(other, None)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core import tree
-from coterie.core.errors import CoterieError
 from coterie.deploy import outcome
+from coterie.deploy.refused import Refused
 from coterie.deploy.store import Store
 from coterie.deploy.work import Workbench
 from coterie.evaluation.metrics import METRICS
@@ -25,7 +25,7 @@ def write(name: str, workbench: Workbench, store: Store, selected: int, selected
     }
     found = store.candidate("candidate", selected, form)
     if found is None:
-        raise CoterieError(f"site '{name}' has not evaluated any round up to {selected}, so it has no model to deploy")
+        raise Refused("state-lost", f"site '{name}' has not evaluated any round up to {selected}: it has no model")
     round, content = found
     metric = workbench.config.select or METRICS[workbench.task.kind][0]
     setup = Setup(workbench.config, workbench.method, workbench.federation, workbench.task, metric)

@@ -13,21 +13,33 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from coterie.core import tree
 from coterie.core.errors import CheckpointError
 from coterie.core.tree import Tree
+from coterie.deploy import guard
+from coterie.deploy.messages import Reply
 from coterie.deploy.refused import Refused
+from coterie.deploy.schema import Name, PublicKey, Strict
+from coterie.deploy.seal import Card
 from coterie.deploy.wire import Envelope, as_bytes, as_leaf
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 
 MAX_STATES_KEPT = 3  # the one that the server builds on, and two before it in case it goes back
+
+
+class About(Strict):
+    """What a site knows of the others: the keys that it saw first."""
+
+    server: PublicKey | None = None
+    peers: dict[Name, Card] = Field(default_factory=dict)
 
 
 class Store:
@@ -96,14 +108,28 @@ class Store:
         """Write the answer."""
         files.write_tensors(self.path / "answer.safetensors", {k: as_leaf(v) for k, v in answer._asdict().items()})
 
-    def last_answer(self) -> tuple[dict[str, Any], Envelope] | None:
-        """Return the header and envelope of the last answer, or None if there is no intact one."""
+    def last_answer(self, public: str) -> tuple[Reply, Envelope] | None:
+        """Return the last answer, parsed and as an envelope, or None if there is no intact one of the key's owner."""
         try:
             flat = files.read_tensors(self.path / "answer.safetensors")
             answer = Envelope(*(as_bytes(flat[key]) for key in Envelope._fields))
-            return json.loads(answer.header), answer
-        except (CheckpointError, KeyError, ValueError):
+            message = guard.read_at_server(answer)
+            guard.verify(answer, message, public)
+        except (CheckpointError, KeyError, Refused):
             return None
+        return (message, answer) if isinstance(message, Reply) else None
+
+    def about(self) -> About:
+        """Return what the site knows of the others."""
+        path = self.path / "about.json"
+        try:
+            return About.model_validate_json(path.read_bytes()) if path.exists() else About()
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+
+    def keep_about(self, about: About) -> None:
+        """Write what the site knows of the others."""
+        files.write_text(self.path / "about.json", about.model_dump_json() + "\n")
 
     def read(self, name: str, default: Any) -> Any:
         """Read a JSON file, or return the default if there is none."""

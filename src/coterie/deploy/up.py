@@ -23,7 +23,7 @@ from coterie.deploy import app, certs, outcome
 from coterie.deploy.federation_facts import gather_facts
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.processes import Process, alive, call, environment, free_ports, program, wait_for_port
-from coterie.deploy.settings import quoted, refuse_device
+from coterie.deploy.settings import AVERAGE, quoted, refuse_device
 from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
 from coterie.experiment.conclude import write_tables
@@ -235,8 +235,9 @@ def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
         raise ConfigError([f"--sites {sites}: {setup.config.data} has {len(whole.names)} clients"])
     names = whole.names[:sites] if isinstance(sites, int) else sites
     some = dataclasses.replace(whole, clients={name: whole.clients[name] for name in names})
+    config = setup.config.model_copy(update={"average": setup.config.average or AVERAGE})
     return dataclasses.replace(
-        setup, federation=some, peers=make_peers(setup.config.topology, some.names, setup.config.seed)
+        setup, config=config, federation=some, peers=make_peers(setup.config.topology, some.names, setup.config.seed)
     )
 
 

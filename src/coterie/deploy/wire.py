@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple, TypeVar
+import math
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from pydantic import ConfigDict, Field, Json, TypeAdapter
+from safetensors.torch import save
 from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.tree import Params, Tree
 from coterie.deploy.refused import Refused
+from coterie.deploy.schema import Strict, parse
 
 T = TypeVar("T")
+Size = Annotated[int, Field(ge=0, lt=2**48)]
+Count = Annotated[int, Field(ge=1, lt=2**48)]
 MIN_SAVED_BYTES = 128  # that a reference or a count must save
 TABLE_LENGTH_BYTES = 8  # of the field with the length of the table of contents
 DTYPES = {
@@ -80,21 +84,19 @@ def decode(body: bytes, like: T) -> T:
         if body:
             raise Refused("bad-tree", "the body should be empty")
         return like
-    table, same, runs = _contents(body)
-    if {*table, *same} != expected.keys() or table.keys() & same.keys():
-        missing, extra = expected.keys() - {*table, *same}, {*table, *same} - expected.keys()
-        raise Refused("bad-tree", f"missing {sorted(missing)[:5]}, unexpected {sorted(map(str, extra))[:5]}")
-    for path, entry in table.items():
+    table, data = _contents(body)
+    entries, same, runs = table.entries, table.notes.same, table.notes.runs
+    if {*entries, *same} != expected.keys() or entries.keys() & same.keys():
+        missing, extra = expected.keys() - {*entries, *same}, {*entries, *same} - expected.keys()
+        raise Refused("bad-tree", f"{len(missing)} leaves are missing ({sorted(missing)[:5]}), {len(extra)} unexpected")
+    for path, entry in entries.items():
         _check_entry(path, entry, expected[path], runs.get(path))
     for path, original in same.items():
-        if original not in table or _form(expected[original]) != _form(expected[path]):
-            raise Refused("bad-tree", f"'{path}' cannot be the same as {original!r}")
-    if not runs.keys() <= table.keys():
+        if original not in entries or _form(expected[original]) != _form(expected[path]):
+            raise Refused("bad-tree", f"'{path}' cannot be the same as another leaf")
+    if not runs.keys() <= entries.keys():
         raise Refused("bad-tree", "there are row counts for a leaf that does not exist")
-    try:
-        sent = load(body)
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise Refused("bad-tree", f"the body cannot be read: {error}") from error
+    sent = {path: _read_leaf(path, entry, data) for path, entry in entries.items()}
     for path, counts in runs.items():
         sent[path] = sent[path].repeat_interleave(torch.tensor(counts), 0)
     return tree.rebuild({path: sent[same.get(path, path)] for path in expected}, like)
@@ -136,39 +138,75 @@ def _without_repeats(leaf: Tensor) -> tuple[Tensor, list[int]]:
     return leaf[starts], [int(count) for count in counts]
 
 
-def _contents(body: bytes) -> tuple[dict[str, Any], dict[str, str], dict[str, list[int]]]:
+class Entry(Strict):
+    """Where a leaf is in the body."""
+
+    dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
+    shape: Annotated[tuple[Size, ...], Field(max_length=64)]
+    data_offsets: tuple[Size, Size]
+
+
+class Notes(Strict):
+    """What is not repeated: leaves that equal others, and rows with their counts."""
+
+    same: Json[dict[str, str]] = Field(default_factory=dict)
+    runs: Json[dict[str, tuple[Count, ...]]] = Field(default_factory=dict)
+
+
+class Table(Strict):
+    """A table of contents as safetensors writes it."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Entry] = Field(init=False)
+    notes: Notes = Field(default=Notes(), alias="__metadata__")
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return self.__pydantic_extra__
+
+
+TABLE = TypeAdapter(Table)
+
+
+def _contents(body: bytes) -> tuple[Table, memoryview]:
+    """Return the table of contents and the data, of which the leaves must be all, without gap or overlap."""
     size = int.from_bytes(body[:TABLE_LENGTH_BYTES], "little") if len(body) >= TABLE_LENGTH_BYTES else -1
     if not 0 < size <= len(body) - TABLE_LENGTH_BYTES:
         raise Refused("bad-tree", f"a table of contents of {size} bytes in a body of {len(body)}")
-    try:
-        table = json.loads(body[TABLE_LENGTH_BYTES : TABLE_LENGTH_BYTES + size])
-        notes = table.pop("__metadata__", {})
-        same, runs = (json.loads(notes.get(name, "{}")) for name in ("same", "runs"))
-        ends = [entry["data_offsets"] for entry in table.values()]
-        held = sum(end - start for start, end in ends)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Refused("bad-tree", "the table of contents cannot be read") from error
-    if not isinstance(same, dict) or not isinstance(runs, dict) or held != len(body) - TABLE_LENGTH_BYTES - size:
+    table = parse(TABLE, body[TABLE_LENGTH_BYTES : TABLE_LENGTH_BYTES + size], "bad-tree")
+    data, end = memoryview(body)[TABLE_LENGTH_BYTES + size :], 0
+    for start, stop in sorted(entry.data_offsets for entry in table.entries.values()):
+        if start != end or stop < start:
+            raise Refused("bad-tree", "the leaves in the table of contents overlap, or leave gaps")
+        end = stop
+    if end != len(data):
         raise Refused("bad-tree", "the table of contents does not fit the body's size")
-    return table, same, runs
+    return table, data
 
 
-def _check_entry(path: str, entry: Any, expected: Tensor, counts: Any) -> None:
+def _check_entry(path: str, entry: Entry, expected: Tensor, counts: tuple[int, ...] | None) -> None:
     shape = list(expected.shape)
     if counts is not None:
-        whole = isinstance(counts, list) and all(type(count) is int and count > 0 for count in counts)
-        if not whole or not shape or sum(counts) != shape[0]:
+        if not shape or sum(counts) != shape[0]:
             raise Refused("bad-tree", f"the row counts of '{path}' are wrong")
         shape[0] = len(counts)
-    if entry.get("shape") != shape or DTYPES.get(entry.get("dtype")) != expected.dtype:
-        found = f"{entry.get('dtype')} {str(entry.get('shape'))[:60]}"
-        raise Refused("bad-tree", f"'{path}' should be {expected.dtype} {shape}, not {found}")
-    size = expected.element_size()
-    for length in shape:
-        size *= length
-    start, end = entry["data_offsets"]
+    if list(entry.shape) != shape or DTYPES[entry.dtype] != expected.dtype:
+        raise Refused("bad-tree", f"'{path}' should be {expected.dtype} {shape}, not {entry.dtype} {entry.shape[:8]}")
+    size = expected.element_size() * math.prod(shape)
+    start, end = entry.data_offsets
     if end - start != size:
         raise Refused("bad-tree", f"'{path}' has {end - start} bytes instead of {size}")
+
+
+def _read_leaf(path: str, entry: Entry, data: memoryview) -> Tensor:
+    """Return a leaf in memory of its own; its entry has been checked."""
+    start, end = entry.data_offsets
+    if start == end:
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    own = bytearray(data[start:end])
+    if entry.dtype == "BOOL" and max(own) > 1:
+        raise Refused("bad-tree", f"'{path}' has values that are neither true nor false")
+    return torch.frombuffer(own, dtype=DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _form(leaf: Tensor) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from coterie.deploy.federation_facts import FederationFacts, build_task, message
 from coterie.deploy.outcome import SiteResults
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.engine import Central, Engine
+from coterie.evaluation.metrics import RANGES
 from coterie.experiment.config import Config
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Model
@@ -28,7 +29,7 @@ from coterie.methods.fields import AnyMethod
 from coterie.storage.state import State
 
 LOOP = Engine("loop")
-Metrics = dict[str, dict[str, float]]
+Metrics = dict[str, dict[str, float | None]]
 
 
 class Private(NamedTuple):
@@ -166,7 +167,15 @@ class Workbench:
 
 def _scores(sim: Simulation, round: int) -> Metrics:
     scores = sim.evaluate(round, LOOP)
-    return {part: {name: float(values[0]) for name, values in by.items()} for part, by in scores.items()}
+    return {
+        part: {name: _reported(name, float(values[0])) for name, values in by.items()} for part, by in scores.items()
+    }
+
+
+def _reported(name: str, value: float) -> float | None:
+    """Return a metric as it is reported; None if it is not defined, or infinite as a diverging model's loss is."""
+    low, high = RANGES[name]
+    return value if low <= value <= high else None
 
 
 def _row(state: Tree) -> Tree:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from coterie.deploy import guard, local_socket
+from coterie.deploy import guard, local_socket, messages
 from coterie.deploy.flower import make_site
 from coterie.deploy.site import Site
 from coterie.deploy.store import Store
@@ -51,18 +51,17 @@ def serve(path: Path, between: Callable[[], None], say: Callable[[str], None]) -
 
 def _words(site: Site, answer: Envelope) -> str:
     """Describe an answer for the administrator of the site."""
-    header = guard.read_header(answer)
-    run, what = header["run"], header["kind"]
-    if what == "joined":
+    message = guard.read_at_server(answer)
+    run, number, rounds = message.run, message.round, site.config.rounds
+    if isinstance(message, messages.Joined):
         return f"{run}: joined"
-    if what == "refused":
-        return f"{run}: a message was refused ({header['code']}); '{site.root / 'site.log'}' says why"
-    if what == "finished":
+    if isinstance(message, messages.Refusal):
+        return f"{run}: a message was refused ({message.code}); '{site.root / 'site.log'}' says why"
+    if isinstance(message, messages.Finished):
         return f"{run}: finished; model, card and report are in '{Store(site.root, run, site.name).path / 'result'}'"
-    number, rounds = header["round"], site.config.rounds
     stage = f"round {number} of {rounds}" if number <= rounds else "the last evaluation"
-    if what in ("asks", "offers"):
-        return f"{run}: {stage}, {'asked neighbours' if what == 'asks' else 'answered neighbours who asked'}"
+    if not isinstance(message, messages.Answer):
+        return f"{run}: {stage}, {'asked' if isinstance(message, messages.Asks) else 'answered'} neighbours"
     return f"{run}: {stage} done"
 
 

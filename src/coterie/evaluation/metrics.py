@@ -29,10 +29,17 @@ BETTER = {
     **{"balanced_accuracy": max, "accuracy": max, "macro_f1": max, "auroc": max, "ece": min},
     **{"rmse": min, "r2": max, "loss": min},
 }
+LARGEST = 1e30  # that a measured number may be: sums of many such numbers are still finite
+RANGES = {
+    **dict.fromkeys(("balanced_accuracy", "accuracy", "macro_f1", "auroc", "ece"), (0.0, 1.0)),
+    **{"rmse": (0.0, LARGEST), "r2": (-LARGEST, 1.0), "loss": (-LARGEST, LARGEST)},
+}
 METRICS = {
     "classification": ("balanced_accuracy", "accuracy", "macro_f1", "auroc", "ece", "loss"),
     "regression": ("rmse", "r2", "loss"),
 }
+AVERAGES = {"mean": "mean", "trimmed": "trimmed mean"}  # over clients, and what each is called
+TRIMMED = 0.2
 BINS = 15
 MAX_KEPT_BYTES = 64 * 2**20  # of precomputed data in a scorer
 
@@ -95,6 +102,22 @@ def mean(values: NDArray[np.float64] | list[float], weights: NDArray[np.float64]
         return float(array[there].mean()) if there.any() else math.nan
     weight = np.asarray(weights, dtype=float)
     return float(np.average(array[there], weights=weight[there])) if weight[there].sum() > 0 else math.nan
+
+
+def average(values: NDArray[np.float64] | list[float], how: str | None, weights: list[float] | None = None) -> float:
+    """Average over clients: their `mean`, or as AVERAGES says; NaNs are left out.
+
+    The trimmed mean leaves out a share TRIMMED of the lowest and of the highest values, and from three values on at
+    least one each: so many clients cannot move it beyond the values of the others, whatever they report. Two values
+    cannot be told apart.
+    """
+    if how != "trimmed":
+        return mean(values, weights)
+    array = np.asarray(values, dtype=float)
+    known = np.flatnonzero(~np.isnan(array))
+    out = max(1, int(TRIMMED * len(known))) if len(known) >= 3 else 0
+    inner = known[np.argsort(array[known], kind="stable")][out : len(known) - out]
+    return mean(array[inner], None if weights is None else [weights[i] for i in inner])
 
 
 def _regression(outputs: Tensor, y: Tensor, owner: Tensor, count: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from coterie.engine.fork_jobs import DoJobs
 from coterie.evaluation.fairness import spread
-from coterie.evaluation.metrics import METRICS, mean
+from coterie.evaluation.metrics import AVERAGES, METRICS, average
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home.card import write_cards
@@ -59,21 +59,21 @@ def summary(result: Result) -> dict[str, Any]:
 
     In the plain average, clients count the same; in the weighted one, by their number of test examples.
     """
-    names = METRICS[result.task.kind]
+    names, how = METRICS[result.task.kind], result.config.average
     sizes = [row["test"] for row in result.clients]
     last = result.rounds[-1]["test"]
     content: dict[str, Any] = {
         "format": FORMAT,
         "method": result.config.method,
         "selected_round": result.selected,
-        "selected_by": f"mean validation {result.metric}",
+        "selected_by": f"{AVERAGES[how or 'mean']} validation {result.metric}",
         "test": {name: result.mean(name) for name in names},
         "test_weighted": {name: result.mean(name, weighted=True) for name in names},
         "fairness": spread_of(result),
         "last_round": {
             "round": result.rounds[-1]["round"],
-            "test": {name: mean(last[name]) for name in names},
-            "test_weighted": {name: mean(last[name], sizes) for name in names},
+            "test": {name: average(last[name], how) for name in names},
+            "test_weighted": {name: average(last[name], how, sizes) for name in names},
         },
     }
     if result.g_and_p:

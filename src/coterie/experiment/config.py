@@ -120,6 +120,10 @@ class Config(BaseModel):
     select: str | None = Field(
         None, description="validation metric that selects the round; by default balanced_accuracy or rmse"
     )
+    average: Literal["mean", "trimmed"] | None = Field(
+        None,
+        description="over clients, of metrics; trimmed leaves out extremes (default over Flower; else mean)",
+    )
     engine: Literal["auto", "loop", "stacked"] = Field(
         "auto", description="how clients are computed; auto measures which is fastest"
     )

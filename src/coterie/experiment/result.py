@@ -15,7 +15,7 @@ from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, sign_of
-from coterie.evaluation.metrics import METRICS, mean
+from coterie.evaluation.metrics import METRICS, average, mean
 from coterie.experiment.config import Config
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile
@@ -56,7 +56,7 @@ class Result:
         return [row["client"] for row in self.clients]
 
     def mean(self, metric: str | None = None, split: str = "test", *, weighted: bool = False) -> float:
-        """Return the average of a metric over clients at the selected round.
+        """Return the average of a metric over clients at the selected round; which average is up to the configuration.
 
         Args:
             metric: by default the one that selected the round.
@@ -67,7 +67,7 @@ class Result:
             The average over the clients that have a value.
         """
         sizes = [row[split.removeprefix("last_")] for row in self.clients] if weighted else None
-        return mean([row[f"{split}_{metric or self.metric}"] for row in self.clients], sizes)
+        return average([row[f"{split}_{metric or self.metric}"] for row in self.clients], self.config.average, sizes)
 
     def gains(self, metric: str | None = None) -> np.ndarray:
         """Return how much better each client is than alone, at the selected rounds of both; positive is better.

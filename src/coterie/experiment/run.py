@@ -19,7 +19,7 @@ from coterie.core.toml import read_toml, to_toml
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation.benefit import sign_of
-from coterie.evaluation.metrics import METRICS, mean, with_one_nan
+from coterie.evaluation.metrics import METRICS, average, with_one_nan
 from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
@@ -282,7 +282,7 @@ def execute(
     engine: ClientRunner = thread.engine(start) if thread else pick_engine([start], start.probe, tell.say, choices)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
-    standing = math.nan if best is None else _score(setup.metric, _at(records, best))
+    standing = math.nan if best is None else score_of(setup.metric, config.average, _at(records, best))
     journal = Journal(folder, config.checkpoint_every, done, best)
     try:
         for number in each("round", range(done + 1, config.rounds + 1)):
@@ -293,8 +293,8 @@ def execute(
                 with span("evaluate"):
                     found = sim.evaluate(number, engine)
                     scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
-                    score = _score(setup.metric, scores)
-                    if best is None or _better(score, standing):
+                    score = score_of(setup.metric, config.average, scores)
+                    if best is None or better(score, standing):
                         best, kept, standing = number, sim.state, score
             record = _record(number, outcome, federation) | scores
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
@@ -425,14 +425,14 @@ def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
     return next(record for record in records if record["round"] == number)
 
 
-def _better(new: float, old: float) -> bool:
+def better(new: float, old: float) -> bool:
     """Return whether `new` is strictly better, so that ties go to the earlier round."""
     return new > old or (math.isnan(old) and not math.isnan(new))
 
 
-def _score(metric: str, record: dict[str, Any]) -> float:
-    """Return the number that rounds are selected by, of which higher is better."""
-    return sign_of(metric) * mean(record["validation"][metric])
+def score_of(metric: str, how: str | None, record: dict[str, Any]) -> float:
+    """Return the number that rounds are selected by, of which higher is better; `how` clients are averaged."""
+    return sign_of(metric) * average(record["validation"][metric], how)
 
 
 def local_like(method: AnyMethod) -> AnyMethod:

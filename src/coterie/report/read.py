@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from coterie.core.errors import CheckpointError, CoterieError
 from coterie.core.toml import read_toml
 from coterie.evaluation.benefit import with_current_verdicts
+from coterie.evaluation.metrics import AVERAGES, average
 from coterie.report.style import sign
 from coterie.storage import files
-from coterie.storage.run_folder import FORMAT
+from coterie.storage.run_folder import FORMAT, from_csv_text
 
 Array = NDArray[np.float64]
 VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json")
@@ -55,6 +56,15 @@ class RunData:
     @property
     def selected(self) -> int:
         return int(self.summary["selected_round"])
+
+    @property
+    def average_name(self) -> str:
+        """What the average over clients is called."""
+        return AVERAGES[self.config.get("average") or "mean"]
+
+    def average(self, values: Array) -> float:
+        """Average over clients, as the run's configuration says."""
+        return average(values, self.config.get("average"))
 
     @cached_property
     def evaluated(self) -> list[dict[str, Any]]:
@@ -198,7 +208,7 @@ def _benefit(path: Path) -> dict[str, Any] | None:
 def _read_clients(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
         return [
-            {key: text if key == "client" else _float(text) for key, text in row.items()}
+            {key: from_csv_text(text) if key == "client" else _float(text) for key, text in row.items()}
             for row in csv.DictReader(file)
         ]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie.report.block import ControlState, Picture
 from coterie.report.figure import Trace
-from coterie.report.read import Array, RunData, mean
+from coterie.report.read import Array, RunData
 from coterie.report.style import (
     ALONE,
     FAINT,
@@ -100,8 +100,8 @@ def curves(run: RunData) -> Picture | None:
     made.update_yaxes(title={"text": states[0].axis})
     made.add_vline(x=run.selected, line={"color": MUTED, "width": 1, "dash": "dot"})
     caption = (
-        f"Test results round by round: thin lines are clients, the bold one their mean; "
-        f"the dotted line marks round {run.selected}, selected by mean validation {metric_words(run.metric)}."
+        f"Test results round by round: thin lines are clients, the bold one their {run.average_name}; the dotted line "
+        f"marks round {run.selected}, selected by {run.average_name} validation {metric_words(run.metric)}."
     )
     return Picture("curves", "Round by round", caption, made, states if len(states) > 1 else [], about="Metric")
 
@@ -170,17 +170,17 @@ def _curve_traces(run: RunData, metric: str) -> list[Trace]:
     ]
     if run.reference is not None and metric in run.reference.metrics:
         then, theirs = run.reference.curve(metric)
-        traces.append(_mean_trace(then, theirs, metric, "mean, trained alone", ALONE, "dash"))
-    traces.append(_mean_trace(at, values, metric, f"mean, {short_label(run.method)}", OURS, "solid"))
+        traces.append(_mean_trace(run, then, theirs, metric, f"{run.average_name}, trained alone", ALONE, "dash"))
+    traces.append(_mean_trace(run, at, values, metric, f"{run.average_name}, {short_label(run.method)}", OURS, "solid"))
     return traces
 
 
-def _mean_trace(at: Array, values: Array, metric: str, name: str, colour: str, dash: str) -> Trace:
+def _mean_trace(run: RunData, at: Array, values: Array, metric: str, name: str, colour: str, dash: str) -> Trace:
     shape = "%{y:.1f}" if scale(metric) == 100 else "%{y:.4g}"
     return {
         "type": "scatter",
         "x": at,
-        "y": np.array([scale(metric) * mean(row) for row in values], dtype=np.float32),
+        "y": np.array([scale(metric) * run.average(row) for row in values], dtype=np.float32),
         "mode": "lines" if len(at) > 1 else "markers",
         "line": {"color": colour, "width": 2.5, "dash": dash},
         "marker": {"color": colour},

@@ -60,16 +60,20 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     alone, gains, ours = run.alone(), run.gains(), run.scores()
     made = [
         (
-            f"mean test {metric_words(run.metric)}",
-            f"{number(run.metric, mean(ours))}{percent}",
-            f"alone {number(run.metric, mean(alone))}{percent}" if alone is not None and gains is not None else "",
+            f"{run.average_name} test {metric_words(run.metric)}",
+            f"{number(run.metric, run.average(ours))}{percent}",
+            f"alone {number(run.metric, run.average(alone))}{percent}"
+            if alone is not None and gains is not None
+            else "",
         )
     ]
     if gains is not None:
         over = (run.benefit or {}).get("overall", {})
         low, high = over.get("low"), over.get("high")
         ends = f"{number(run.metric, low, '+')} to {number(run.metric, high, '+')}" if low is not None else ""
-        made.append(("mean gain", f"{number(run.metric, mean(gains), '+')}{unit(run.metric)}", ends))
+        made.append(
+            (f"{run.average_name} gain", f"{number(run.metric, run.average(gains), '+')}{unit(run.metric)}", ends)
+        )
         better, worse = int((gains > 0).sum()), int((gains < 0).sum())
         if over:
             better, worse = over["gains"], over["loses"]
@@ -106,11 +110,19 @@ def client_table(run: RunData) -> Table:
             low, high = (float("nan") if found[end] is None else float(found[end]) for end in ("low", "high"))
             cells += [(f"{number(metric, low, '+')} to {number(metric, high, '+')}", low), found["verdict"]]
         rows.append(cells)
-    total = [f"mean of {len(rows)}", f"{mean(run.column('train')):.0f}", f"{mean(run.column('test')):.0f}"]
+    total = [
+        f"{run.average_name} of {len(rows)}",
+        f"{mean(run.column('train')):.0f}",
+        f"{mean(run.column('test')):.0f}",
+    ]
     if alone is not None and gains is not None:
-        total += [number(metric, mean(alone)), number(metric, mean(ours)), number(metric, mean(gains), "+")]
+        total += [
+            number(metric, run.average(alone)),
+            number(metric, run.average(ours)),
+            number(metric, run.average(gains), "+"),
+        ]
     else:
-        total += [number(metric, mean(ours))]
+        total += [number(metric, run.average(ours))]
     total += [""] * (len(columns) - len(total))
     caption = f"Test {metric_title(metric)} at the selected round; click a heading to sort."
     return Table("clients", "Every client", columns, rows, caption, [total])

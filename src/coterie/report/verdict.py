@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coterie.report.read import RunData, mean
+from coterie.report.read import RunData
 from coterie.report.style import metric_words, number, unit
 
 
@@ -20,25 +20,25 @@ def method_title(method: str) -> str:
 def verdict(run: RunData) -> str:
     """Say whether the run's method is better than training alone."""
     name, metric = method_title(run.method), metric_words(run.metric)
-    reached = f"{number(run.metric, mean(run.scores()))}{' %' if unit(run.metric) else ''}"
+    reached = f"{number(run.metric, run.average(run.scores()))}{' %' if unit(run.metric) else ''}"
     if run.method == "local":
         return (
             f"This is training alone, the baseline for other methods. "
-            f"Its mean test {metric} over {len(run.names)} clients is {reached}."
+            f"Its {run.average_name} test {metric} over {len(run.names)} clients is {reached}."
         )
     gains = run.gains()
     if gains is None:
         return (
-            f"{name} reaches a mean test {metric} of {reached} over {len(run.names)} clients. No client was "
-            f"trained alone for comparison: run it again with --reference, or report it together with a run of method "
-            f"local on the same data."
+            f"{name} reaches a {run.average_name} test {metric} of {reached} over {len(run.names)} clients. "
+            f"No client was trained alone for comparison: run it again with --reference, or report it together with a "
+            f"run of method local on the same data."
         )
     if run.benefit is not None:
         return f"{_counted(run, name)} {_average(run)}"
     better, worse = int((gains > 0).sum()), int((gains < 0).sum())
     return (
         f"{name} is better than training alone for {better} of {len(gains)} clients and worse for {worse}. "
-        f"On average it is {_amount(run.metric, mean(gains))}."
+        f"On average it is {_amount(run.metric, run.average(gains))}."
     )
 
 

@@ -111,7 +111,7 @@ def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
 
 

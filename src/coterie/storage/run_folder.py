@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import csv
 import functools
+import hashlib
 import io
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import sys
 import warnings
@@ -49,6 +51,11 @@ PAGED = 2  # the format of a checkpoint whose rows are in files of their own
 SHARED = 3  # the format of a checkpoint in which a tensor that the state has twice is written once
 KEPT_CHECKPOINTS = 2  # the newest ones; the best round's is kept beside them
 COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
+FORMULA = re.compile(
+    "'*[=+\\-@\\t\\r]"
+)  # how text begins that a spreadsheet takes for a formula, or that is marked as none
+MAX_NAME_LENGTH = 150  # of a folder; most systems have 255 bytes for a name, some of which files in it take
+DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))}
 TEXT_COLUMNS = ("client", "verdict")  # of clients.csv
 INTEGER_COLUMNS = ("train", "validation", "test", "round")  # of clients.csv; all others are floats
 
@@ -186,7 +193,7 @@ class RunFolder:
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({key: csv_text(each) for key, each in row.items()} for row in rows)
         files.write_text(self.path / file, text.getvalue())
 
     def read_clients(self) -> list[dict[str, Any]]:
@@ -256,9 +263,24 @@ def _once(flat: Params) -> tuple[Params, dict[str, str]]:
 
 
 def safe_name(client: str) -> str:
-    """Return a client's name as a folder's name: what is not a letter, digit, '.', '-' or '_' becomes %XX."""
-    text = "".join(c if (c.isascii() and (c.isalnum() or c in "-_")) or c == "." else f"%{ord(c):02X}" for c in client)
-    return text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+    """Return a client's name as a folder's name that every system can have; other names give other folders.
+
+    What is not a letter, digit, '.', '-' or '_' becomes %XX, or %uXXXXXX beyond Latin-1; so do dots at either end and
+    two in a row, and the first letter of a name that Windows keeps for devices. A long name ends with its digest.
+    """
+    text = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else _percent(c) for c in client)
+    text = text.replace("..", "%2E%2E") if text.strip(".") else text.replace(".", "%2E") or "%00"
+    text = f"%2E{text[1:]}" if text[0] == "." else text
+    text = f"{text[:-1]}%2E" if text[-1] == "." else text
+    text = f"{_percent(text[0])}{text[1:]}" if text.partition(".")[0].upper() in DEVICES else text
+    if len(text) <= MAX_NAME_LENGTH:
+        return text
+    digest = hashlib.blake2b(client.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return f"{text[: MAX_NAME_LENGTH - 34]}%h{digest}"
+
+
+def _percent(letter: str) -> str:
+    return f"%{ord(letter):02X}" if ord(letter) < 256 else f"%u{ord(letter):06X}"
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -266,18 +288,29 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
-            return [row | {"verdict": current_verdict(row["verdict"])} if "verdict" in row else row for row in rows]
+            read = [{key: from_csv_text(text) for key, text in row.items()} for row in rows]
+            return [row | {"verdict": current_verdict(row["verdict"])} if "verdict" in row else row for row in read]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
 
 
+def csv_text(cell: Any) -> Any:
+    """Return a cell as it is written to CSV: text that a spreadsheet would run as a formula gets an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
+
+
+def from_csv_text(cell: str) -> str:
+    """Return the text that `csv_text` was given."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+
+
 def _value(key: str, text: str) -> str | int | float:
     if key == "verdict":
         return current_verdict(text)
     if key in TEXT_COLUMNS:
-        return text
+        return from_csv_text(text)
     if key in INTEGER_COLUMNS:
         return int(text)
     number = float(text)

@@ -156,7 +156,7 @@ def test_a_file_that_claims_to_be_enormous_is_not_believed(tmp_path):
     with pytest.raises(DataError, match="more than any published file"):
         read_idx(tmp_path / "a.gz", 3)
     (tmp_path / "b.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 1, 127, 255, 255, 255, 1, 2])))
-    with pytest.raises(DataError, match="but has 2 bytes"):
+    with pytest.raises(DataError, match="would unpack"):
         read_idx(tmp_path / "b.gz", 1)
     (tmp_path / "c.gz").write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 1, 1, 2])))
     with pytest.raises(DataError, match="but has more"):

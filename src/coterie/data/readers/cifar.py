@@ -91,7 +91,7 @@ def read_sheets(folder: Path) -> Pool:
         path = folder / f"{part}_lables.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"'{path}' cannot be read as JSON: {error}") from error
         size = sum(map(len, of))
         if not isinstance(found, list) or len(found) != size or not all(isinstance(label, int) for label in found):

@@ -19,6 +19,7 @@ from coterie.data.pool import Pool
 from coterie.data.readers.images import read_rgb
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"}
+MAX_ASPECT = 100  # resized until its shorter side fits, a longer image would fill the memory
 _FROM_AUTHORS = "its authors provide it ({0}): download it, and unpack its folders DOMAIN/CLASS with images"
 FILES = {
     "office-31": DatasetFiles(
@@ -97,6 +98,8 @@ def read_image(path: Path, size: int) -> np.ndarray:
     """Return [3, size, size] bytes: the middle of the image, after its shorter side is resized to `size`."""
     rgb = read_rgb(path)
     width, height = rgb.size
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise DataError(f"'{path}' is {width} x {height} pixels: at most {MAX_ASPECT} times as long as wide are read")
     scale = size / min(width, height)
     wide, high = max(size, round(width * scale)), max(size, round(height * scale))
     left, top = (wide - size) // 2, (high - size) // 2

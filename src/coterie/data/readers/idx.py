@@ -20,6 +20,7 @@ import torch
 from coterie.core.errors import DataError
 from coterie.data.download.locations import DatasetFiles
 from coterie.data.pool import Pool
+from coterie.data.readers.packed import check_unpacked
 
 MAX_BYTES = 2**33  # larger than any published file
 _DIGITS = "0123456789"
@@ -112,6 +113,7 @@ def read_idx(path: Path, dimensions: int, out: np.ndarray | None = None) -> np.n
     """
     with _opened(path) as (file, shown):
         shape = _shape(file, dimensions, shown)
+        check_unpacked(path, _packed(path), math.prod(shape))
         out = np.empty(shape, np.uint8) if out is None else out  # pages are allocated as they are written
         whole, size = memoryview(out.reshape(-1)), 0  # type: ignore[arg-type]
         while size < len(whole) and (read := file.readinto(whole[size : size + 2**22])):  # type: ignore[attr-defined]
@@ -126,7 +128,15 @@ def read_idx(path: Path, dimensions: int, out: np.ndarray | None = None) -> np.n
 def read_shape(path: Path, dimensions: int) -> tuple[int, ...]:
     """Read only the shape of the array in an idx file."""
     with _opened(path) as (file, shown):
-        return _shape(file, dimensions, shown)
+        shape = _shape(file, dimensions, shown)
+        check_unpacked(path, _packed(path), math.prod(shape))
+        return shape
+
+
+def _packed(path: Path) -> int:
+    """Return how many bytes the file, or the archive that it is in, has on the disk."""
+    found = next(each for each in (path, path.with_suffix(""), path.parent / "gzip.zip") if each.exists())
+    return found.stat().st_size
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def read_json(path: Path) -> Any:
         raise DataError(
             f"'{path}' is not UTF-8 text: byte {error.start} (from 0) is {error.object[error.start]:#04x}"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"'{path}' is not valid JSON, perhaps cut off ({error}): get it again") from error
 
 

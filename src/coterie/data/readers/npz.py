@@ -16,6 +16,7 @@ import torch
 from coterie.core.errors import DataError
 from coterie.data.pool import Pool
 from coterie.data.readers.idx import check_labels
+from coterie.data.readers.packed import load_arrays
 
 _OWNERS = ("owner", "client", "writer")
 
@@ -59,13 +60,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read all arrays of a file by name."""
     if path.suffix != ".npz":
         raise DataError(f"'{path}' is not an .npz file: save x and y together with numpy.savez")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except FileNotFoundError:
-        raise DataError(f"there is no file '{path}'") from None
-    except Exception as error:  # a damaged file can raise anything
-        raise DataError(f"'{path}' cannot be read as .npz: {error}. Get or save it again") from error
+    found = load_arrays(path)
+    if isinstance(found, np.ndarray):
+        raise DataError(f"'{path}' cannot be read as .npz: it is a single array. Save x and y with numpy.savez")
+    return found
 
 
 def _owner(

@@ -20,6 +20,7 @@ from coterie.core.errors import DataError
 Cells = list[str | None]
 
 MISSING = ("", "?", "NA", "NaN", "null")
+MAX_CELLS = 10**8  # of a Parquet file, which can be much smaller than what it holds
 DELIMITERS = ",;\t"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
@@ -168,7 +169,11 @@ def _read_parquet(path: Path, columns: list[str]) -> tuple[list[str], list[Cells
     except ImportError:
         raise DataError(f"'{path}': Parquet files need pyarrow: pip install 'coterie[parquet]'") from None
     try:
-        found = parquet.ParquetFile(path).read()
+        file = parquet.ParquetFile(path)
+        claimed = file.metadata.num_rows * file.metadata.num_columns
+        if claimed > MAX_CELLS:
+            raise DataError(f"'{path}' claims {claimed:,} cells, but at most {MAX_CELLS:,} are read as a table")
+        found = file.read()
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"'{path}' cannot be read as Parquet: {error}") from error
     header = list(map(str, found.column_names))

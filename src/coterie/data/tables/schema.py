@@ -151,7 +151,7 @@ def read_schema(path: str | Path) -> Schema:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"there is no schema '{path}': 'coterie data schema' writes one") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"'{path}' cannot be read as TOML: {error}") from error
     return schema_from_dict(values, f"'{path}'")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
 from coterie.evaluation.bootstrap import draws, statistic
+from coterie.evaluation.metrics import AVERAGES
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.methods.fields import AnyMethod
@@ -102,7 +104,7 @@ def make_card(
         "schedule": {
             "rounds": config.rounds,
             "selected_round": result.selected,
-            "selected_by": f"mean validation {result.metric}",
+            "selected_by": f"{AVERAGES[result.config.average or 'mean']} validation {result.metric}",
             **({"local_steps": config.local_steps} if config.local_steps else {"local_epochs": config.local_epochs}),
             "batch_size": config.batch_size,
             "seed": config.seed,
@@ -276,12 +278,13 @@ def _learned(card: dict[str, Any]) -> list[str]:
 
 
 def _use(card: dict[str, Any], run: Path) -> list[str]:
-    name = f"'{card['client']}'"
+    name = shlex.quote(card["client"])
+    name = name if "'" in name else f"'{name}'"
     lines = [
         f"    coterie predict {run} --client {name} rows.csv -o out.csv",
         f"    coterie export {run} --client {name} --format onnx",
         "",
-        f"or in Python `coterie.load('{run}', {name})`, a PyTorch module that takes inputs of shape (rows, "
+        f"or in Python `coterie.load('{run}', {card['client']!r})`, a PyTorch module that takes inputs of shape (rows, "
         f"{', '.join(map(str, card['input_shape']))}), prepared as in training, and gives {card['outputs']}",
     ]
     if card["outputs"] == "logits":

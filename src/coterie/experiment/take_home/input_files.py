@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import DataError
+from coterie.data.readers.packed import load_arrays
 from coterie.data.tables.preprocessing import apply_preprocessing, read_like
 from coterie.data.tables.reading import Table, read_table
 from coterie.data.tables.schema import parse_target, schema_from_dict
@@ -136,19 +136,12 @@ def _features(path: Path, header: list[str], cells: list[list[str]], lines: list
 
 
 def _array(path: Path, name: str) -> np.ndarray:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            if name not in loaded:
-                raise DataError(f"'{path}' has no array '{name}'; it has {_some(list(loaded))}")
-            found: np.ndarray = loaded[name]
-            return found
-    except FileNotFoundError:
-        raise DataError(f"there is no file '{path}'") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from error
+    loaded = load_arrays(path)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    if name not in loaded:
+        raise DataError(f"'{path}' has no array '{name}'; it has {_some(list(loaded))}")
+    return loaded[name]
 
 
 def _checked(path: Path, x: np.ndarray, about: dict[str, Any]) -> Tensor:

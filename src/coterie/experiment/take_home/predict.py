@@ -13,6 +13,7 @@ from coterie.core.errors import CoterieError
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.input_files import class_names, read_inputs
 from coterie.experiment.take_home.load import find_client, load
+from coterie.storage.run_folder import csv_text
 
 ROWS_AT_ONCE = 1024  # that the model predicts at once
 
@@ -28,7 +29,7 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
 
     Returns:
         The client's name, and CSV with a line per row: the most likely class and each class's probability, or in a
-        regression the value.
+        regression the value. Class names that a spreadsheet would take for formulas begin with an apostrophe.
 
     Raises:
         CoterieError: there is no such client, or the outputs do not fit a table.
@@ -47,7 +48,8 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
             f"each row has outputs of shape {shape}, which a CSV cannot hold: use coterie.load in Python"
         )
     names = class_names(about)
-    table = [[names[int(row.argmax())], *(f"{p:.6g}" for p in row.tolist())] for row in outputs.double().softmax(1)]
+    shown = [csv_text(name) for name in names]
+    table = [[shown[int(row.argmax())], *(f"{p:.6g}" for p in row.tolist())] for row in outputs.double().softmax(1)]
     return about["client"], _csv(["predicted", *names], table)
 
 
@@ -59,5 +61,5 @@ def _values(outputs: Tensor) -> str:
 
 def _csv(header: list[str], rows: list[list[str]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    csv.writer(text, lineterminator="\n").writerows([map(csv_text, header), *rows])
     return text.getvalue()
