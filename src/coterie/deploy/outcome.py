@@ -13,26 +13,26 @@ from coterie.core import tree
 from coterie.core.toml import to_toml
 from coterie.core.tree import Tree
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS
-from coterie.evaluation.metrics import mean as mean_of
 from coterie.experiment import report_data
 from coterie.experiment.conclude import finish
 from coterie.experiment.result import Result
-from coterie.experiment.run import Silent, _client_rows, write_models, write_report
+from coterie.experiment.run import Silent, _client_rows, score_of, write_models, write_report
 from coterie.experiment.setup import Setup
+from coterie.experiment.take_home import adopt
 from coterie.storage import files
-from coterie.storage.run_folder import RunFolder, safe_name
+from coterie.storage.run_folder import VALIDATION, RunFolder, safe_name
 
 Record = dict[str, Any]
 NO_PREDICTIONS = Predictions(torch.zeros(0, 1), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
 
 class SiteResults(NamedTuple):
-    """What only a site has: its model and the predictions on its test examples; one row per client."""
+    """What only a site has: its model and the predictions on its own examples; one row per client."""
 
     views: Tree
     predictions: Predictions
+    validation: Predictions | None = None  # predictions on its validation examples
 
 
 def conclude(
@@ -60,9 +60,9 @@ def conclude(
         population: The size of the federation, if `setup` is that of one site.
     """
     rows = _client_rows(setup, records, best)
-    views, predictions = results or SiteResults((), NO_PREDICTIONS)
+    views, predictions, validation = results or SiteResults((), NO_PREDICTIONS)
     about = (setup.metric, reference, setup.task, setup.method)
-    result = Result(setup.config, out, rows, records, best, *about, views, predictions, {})
+    result = Result(setup.config, out, rows, records, best, *about, views, predictions, {}, validation=validation)
     folder = RunFolder(out)
     if not (out / "config.toml").exists():
         folder.create(to_toml(setup.config.to_file()))
@@ -73,6 +73,8 @@ def conclude(
     if results is not None:
         folder.rewrite_rounds(records)
         folder.write_predictions(predictions)
+        if validation is not None and adopt.wanted(setup.config):
+            folder.write_predictions(validation, VALIDATION)
         write_models(folder, result, setup.federation, population or len(rows))
     return result
 
@@ -88,15 +90,22 @@ def complete(result: Result, setup: Setup, out: Path, population: int | None = N
 def read_site_results(result: Path, name: str, form: Tree) -> SiteResults:
     """Read a site's model and predictions from its own run folder."""
     view = tree.rebuild(files.read_tensors(result / "clients" / safe_name(name) / "model.safetensors"), form)
-    return SiteResults(tree.broadcast(view, 1), RunFolder(result).read_predictions())
+    folder, kept = RunFolder(result), (result / f"{VALIDATION}.safetensors").exists()
+    validation = folder.read_predictions(VALIDATION) if kept else None
+    return SiteResults(tree.broadcast(view, 1), folder.read_predictions(), validation)
 
 
 def merge_site_results(each: Sequence[SiteResults]) -> SiteResults:
     """Merge the results of all sites, if they are on one machine."""
     views = tree.map(lambda *leaf: torch.cat(leaf), each[0].views, *(other.views for other in each[1:]))
-    outputs, y = (torch.cat([getattr(one.predictions, key) for one in each]) for key in ("outputs", "y"))
-    owner = torch.cat([one.predictions.owner + i for i, one in enumerate(each)])
-    return SiteResults(views, Predictions(outputs, y, owner))
+    validation = [one.validation for one in each if one.validation is not None]
+    both = _merged([one.predictions for one in each]), _merged(validation) if len(validation) == len(each) else None
+    return SiteResults(views, *both)
+
+
+def _merged(each: Sequence[Predictions]) -> Predictions:
+    outputs, y = (torch.cat([getattr(one, key) for one in each]) for key in ("outputs", "y"))
+    return Predictions(outputs, y, torch.cat([one.owner + i for i, one in enumerate(each)]))
 
 
 def scores(setup: Setup, metrics: Sequence[Mapping[str, Mapping[str, float | None]] | None]) -> Record:
@@ -116,7 +125,7 @@ def better(metric: str, new: Record, old: Record | None) -> bool:
     """Return whether a round is strictly better on validation data, so that ties go to the earlier round."""
     if old is None:
         return True
-    ours, theirs = (sign_of(metric) * mean_of(record["validation"][metric]) for record in (new, old))
+    ours, theirs = (score_of(metric, record) for record in (new, old))
     return ours > theirs or (math.isnan(theirs) and not math.isnan(ours))
 
 

@@ -18,7 +18,7 @@ from coterie.data import Federation, from_clients, load
 from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.metrics import METRICS, default_metric
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
@@ -94,7 +94,7 @@ def prepare(
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
+    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
     return Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out)
 
@@ -107,7 +107,7 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
             f"clients_per_round = {config.clients_per_round}, but there are {len(federation.names)} clients"
         )
     names = METRICS[federation.kind]
-    metric = config.select or names[0]
+    metric = config.select or default_metric(federation.num_classes)
     if metric not in names:
         problems.append(f"select = '{metric}': a {federation.kind} has {', '.join(names)}")
     task = None

@@ -33,6 +33,7 @@ class Comparison:
     rows: list[dict[str, Any]]
     path: Path | None = None
     benefits: Mapping[str, Benefit] = field(default_factory=dict)  # by method, except local; {} without local
+    taken: Mapping[str, Benefit] = field(default_factory=dict)  # the same of what the clients take home, if they choose
 
     @property
     def clients(self) -> list[str]:
@@ -125,6 +126,8 @@ class Comparison:
                 by_method[method]["gain_over_local"] = self.gains(method).tolist()
             if method in self.benefits:
                 by_method[method]["benefit"] = self.benefits[method].to_json()
+            if method in self.taken:
+                by_method[method]["take_home"] = self.taken[method].to_json()
         return {
             "format": FORMAT,
             "metric": f"test_{self.metric}",
