@@ -127,7 +127,7 @@ def threshold(task: Task, metric: str, one: Predictions) -> float:
     Tried are 0.5 and the middle between any two neighbouring predictions; of equally good ones, the closest to 0.5 is
     taken. With fewer than `MIN_EXAMPLES`, or one class only, it is 0.5.
     """
-    if len(one.y) < MIN_EXAMPLES or len(one.y.unique()) < 2:
+    if len(one.y) < MIN_EXAMPLES or len(np.unique(one.y.numpy())) < 2:
         return 0.5
     p = np.unique(one.outputs.double().softmax(1)[:, 1].numpy())
     tried = np.concatenate([[0.5], (p[1:] + p[:-1]) / 2])

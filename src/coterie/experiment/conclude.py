@@ -38,6 +38,8 @@ def finish(
     beside = result.reference is not None or setup.config.take_home == "federated" or setup.config.method == "local"
     if adopt.wanted(setup.config) and result.validation is not None and beside:
         take_home(result, out)
+    elif out:
+        (out / adopt.FILE).unlink(missing_ok=True)  # of a run that was resumed with another choice
     if out:
         write_cards(result, setup, out, population=population, do=do)
         write_tables(result, out)

@@ -236,6 +236,8 @@ def resume(
     setup = prepare(**values)
     if "select" not in values:  # an older version began it, which wrote down no default
         setup = replace(setup, metric=METRICS[setup.task.kind][0])
+    if any(value is not None for value in taking.values()):
+        files.write_text(path / "config.toml", to_toml(setup.config.to_file()))
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
@@ -321,8 +323,8 @@ def execute(
     last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
     views = sim.views(best, engine)
-    found = sim.all_predictions(best, engine)
-    predictions, validation = found["test"], found["validation"]
+    outputs = sim.all_predictions(best, engine)
+    predictions, validation = outputs["test"], outputs["validation"]
     if both:
         selected = both if best == last else sim.both_tests(best, engine)
         both = {"selected": {"round": best, **selected}, "last": {"round": last, **both}}

@@ -21,7 +21,7 @@ from coterie.storage import files
 from coterie.storage.run_folder import FORMAT
 
 Array = NDArray[np.float64]
-VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json")
+VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json", "take_home.json")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class RunData:
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     reference: RunData | None = None  # training alone
+    take_home: dict[str, Any] | None = None  # what the clients chose to keep
 
     @property
     def method(self) -> str:
@@ -148,6 +149,7 @@ def read(path: Path) -> RunData:
             _optional(path / "engine.json") or {},
             _optional(path / "environment.json") or {},
             _reference(path),
+            _optional(path / "take_home.json"),
         )
         _check(run)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.report import collaboration, cost, embedding, scores
+from coterie.report import collaboration, cost, embedding, scores, taken
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.distribution import bubbles, sizes
 from coterie.report.read import RunData, mean
@@ -36,6 +36,7 @@ def page(run: RunData) -> Page:
     together: list[Any] = [*collaboration.pictures(run)] or [Note(NO_MATRIX)]
     sections = [
         ("What each client gains", benefit),
+        ("What each client takes home", taken.blocks(run)),
         ("Learning", progress),
         ("Collaboration", together if run.method != "local" else []),
         ("Features", features),

@@ -86,6 +86,11 @@ class Comparison:
         """Return the gain over local training [seeds], on average over clients; positive is better."""
         return sign_of(self.metric) * (self.means(method) - self.means("local"))
 
+    def kept_gains(self, method: str) -> Array:
+        """Return the same for what the clients take home [seeds]."""
+        kept = self._table(method, f"kept_test_{self.metric}")
+        return sign_of(self.metric) * (np.array([mean(scores) for scores in kept]) - self.means("local"))
+
     def client_gains(self, method: str) -> Array:
         """Return each client's gain over local training [clients], on average over seeds; positive is better."""
         return sign_of(self.metric) * (self.per_client(method) - self.per_client("local"))

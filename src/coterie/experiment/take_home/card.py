@@ -363,6 +363,8 @@ def _cell(text: str) -> str:
 
 
 def _with_interval(value: float, low: float, high: float, sign: str = "") -> str:
+    if value is None or not np.isfinite(value):
+        return "not defined"
     return f"{_shown(value, sign)} ({LEVEL:.0%} interval {_shown(low, sign)} to {_shown(high, sign)})"
 
 

@@ -120,7 +120,8 @@ def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Mod
 
 def needs_local(about: dict[str, Any]) -> bool:
     """Return whether a client takes home its model trained alone, or an average with it, beside a federated one."""
-    return about["method"] != "local" and about.get("take_home", {}).get("kept", FEDERATED) != FEDERATED
+    taken = about.get("take_home") or {}
+    return bool(about["method"] != "local" and taken.get("kept", FEDERATED) != FEDERATED)
 
 
 def _local(folder: Path, task: Task) -> nn.Module:
