@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.console import say, show
+from coterie.cli.references import reference_rows, references_sentence, references_table
 from coterie.cli.take_home import change_sentence, print_take_home
 from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import UNDECIDED, VERDICTS, sign_of
@@ -28,6 +29,8 @@ MAX_CLIENTS_NAMED = 8  # in one sentence
 def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -> None:
     """Print the tables of a run and, unless quiet, the sentences that explain them."""
     show(console, result_table(result))
+    if result.references:
+        show(console, references_table(result, result.references))
     if result.g_and_p:
         show(console, g_and_p_table(result))
     if not quiet:
@@ -39,6 +42,8 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         say(console, verdict_sentence(result))
         if result.reference:
             say(console, f"{counts_sentence(result.benefit())}\n{significance_sentence(result.benefit())}")
+        if result.references:
+            say(console, references_sentence(result, result.references))
     print_take_home(console, result, quiet=quiet)
     if result.onboarded:
         show(console, onboarded_table(result.onboarded))
@@ -241,11 +246,15 @@ def method_table(comparison: Comparison) -> Table:
     for method in comparison.methods:
         even = comparison.fairness(method)
         row = [
-            _mean_and_std(metric, comparison.means(method)),
-            _mean_and_std(metric, comparison.weighted_means(method)),
+            mean_and_std(metric, comparison.means(method)),
+            mean_and_std(metric, comparison.weighted_means(method)),
         ]
         row += [format_value(metric, even["std"]), f"{even['cv']:.3f}", format_value(metric, even["worst_decile"])]
         table.add_row(method, *row)
+    if comparison.references:
+        table.add_section()
+        for usual in reference_rows(comparison.references, metric):
+            table.add_row(*usual)
     return table
 
 
@@ -259,7 +268,7 @@ def gain_table(comparison: Comparison) -> Table:
         several[f"{method}, taken home"] = benefit, comparison.kept_gains(method)
     for method, (benefit, gains) in several.items():
         overall, test = benefit.overall, benefit.overall["wilcoxon"]
-        row = [_mean_and_std(comparison.metric, gains, "+"), format_interval(comparison.metric, overall)]
+        row = [mean_and_std(comparison.metric, gains, "+"), format_interval(comparison.metric, overall)]
         row += [str(overall[key]) for key in VERDICTS]
         row += [f"{100 * benefit.fairness['share_worse_than_alone']:.0f} %"]
         table.add_row(method, *row, format_p(test["p"]), f"{test['effect']:+.2f}")
@@ -319,7 +328,8 @@ def amount(metric: str, difference: float) -> str:
     return f"{100 * size:.1f} points" if size >= 0.0005 else "less than 0.1 points"
 
 
-def _mean_and_std(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
+def mean_and_std(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
+    """Format the mean over seeds and, if there are several, the standard deviation."""
     middle = format_value(metric, mean(values), sign)
     return f"{middle} ± {format_value(metric, float(values.std(ddof=1)))}" if len(values) > 1 else middle
 

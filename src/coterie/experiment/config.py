@@ -132,6 +132,9 @@ class Config(BaseModel):
         1, ge=1, description="write a checkpoint every so many rounds, but at most every two seconds"
     )
     reference: bool = Field(True, description="also train every client alone, for comparison")
+    references: bool = Field(
+        False, description="of tables: also show scikit-learn's linear models and trees, on own and on pooled data"
+    )
     take_home: Literal["federated", "best"] = Field(
         "federated", description="what a client keeps; best: by its validation data, also its local model or an average"
     )

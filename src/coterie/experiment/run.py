@@ -25,6 +25,7 @@ from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
+from coterie.experiment.references import references
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
@@ -162,6 +163,11 @@ def run_setup(
             result.reference = execute(alone, beside, tell, resume=begun, choices=choices)
         if beside:
             write_tables(result.reference, beside)
+    if setup.config.references:
+        tell.say("references: scikit-learn's linear models and trees, on own and on pooled data")
+        result.references = references(setup.federation, setup.task)
+        if out:
+            files.write_json(out / "references.json", result.references.to_json())
     if out:
         report_data.write_facts(result, setup.federation, out)
     if setup.held_out:

@@ -20,6 +20,7 @@ from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.evaluation.metrics import METRICS, default_metric
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.references import check as check_table
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
 from coterie.methods.fields import AnyMethod, name_of, values_of
@@ -90,6 +91,8 @@ def prepare(
         built = method.scheduled(config.rounds)
         config = config.model_copy(update={"method": name_of(method), "hyper": values_of(built)})
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
+    if config.references:
+        check_table(federation)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:

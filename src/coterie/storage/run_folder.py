@@ -7,6 +7,7 @@ data.json         each client's examples by class       report.html     the run 
 features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
 predictions.safetensors     what every client's model says of its test examples, at the selected round
 validation.safetensors      the same of its validation examples, if clients choose what they take home; then also
+references.json             what usual models of tables reach on the same splits, if they were asked for
 take_home.json              what every client keeps, why, and what that is worth
 benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept;

@@ -6,13 +6,13 @@ A patient has ten measurements x and an outcome y. At hospital h, with sigmoid(z
 
 - Six hospitals, with 30 to 120 patients for training, share w: a vector of length 2.5 in a random direction. Their own
   patients are too few to find it, and together they have enough.
-- The hospital "reversed", with 150, records half of the measurements with the opposite sign.
-- The hospital "children", with 300, sees an illness that has nothing to do with the others': w has a random direction of
-  its own.
+- The hospital "reversed", with 80, records half of the measurements with the opposite sign.
+- The hospital "children", with 150, sees an illness that has nothing to do with the others': w has a random direction
+  of its own.
 
-So the truth is known: the first six can gain, for the last two a model of the others is of no use. Every hospital has 40
-more patients for validation, and 1,000 for testing, so that verdicts are about more than chance; the shares `validation`
-and `test` do not apply.
+So the truth is known: the first six can gain, for the last two a model of the others is of no use. Every hospital has
+40 more patients for validation, and 1,000 for testing, so that verdicts are about more than chance; the shares
+`validation` and `test` do not apply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coterie.data.federation import Federation, Split
 
 MEASUREMENTS, STRENGTH = 10, 2.5
 SHARING = {"north": 30, "east": 40, "south": 50, "west": 60, "coast": 80, "city": 120}  # patients for training
-REVERSED, CHILDREN = {"reversed": 150}, {"children": 300}
+REVERSED, CHILDREN = {"reversed": 80}, {"children": 150}
 VALIDATION, TEST = 40, 1000
 
 

@@ -25,6 +25,7 @@ from coterie.evaluation.benefit import Trial, judge, measure, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.references import References, references
 from coterie.experiment.run import Progress, Silent, run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.experiment.several.comparison import Comparison
@@ -46,6 +47,7 @@ SETTINGS_NOT_COMPARED = (
     "report",
     "track",
     *adopt.SETTINGS,
+    "references",
 )  # do not change what a run computes
 
 
@@ -71,6 +73,7 @@ class Trials:
     seeds: tuple[int, ...]
     first: Setup  # for the first seed
     prepare: Callable[[int], Setup]  # makes the setup for any seed
+    references: bool = False  # also show what usual models of tables reach
 
     def config(self, label: str, seed: int) -> Config:
         """Return the configuration of one run."""
@@ -150,7 +153,9 @@ def prepare_trials(
 
     def setup(seed: int, given: Data | None = data) -> Setup:
         made = prepare(next(iter(built.values())), given, model=model, head=head, seed=seed, **common)
-        return dataclasses.replace(made, config=made.config.model_copy(update={"reference": False}))
+        return dataclasses.replace(
+            made, config=made.config.model_copy(update={"reference": False, "references": False})
+        )
 
     def another(seed: int) -> Setup:
         config, federation = first.config, first.federation
@@ -160,7 +165,7 @@ def prepare_trials(
         return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=seed))
 
     first = setup(numbers[0])
-    return Trials(built, numbers, first, another)
+    return Trials(built, numbers, first, another, bool(common.get("references")))
 
 
 def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = None) -> Comparison:
@@ -171,6 +176,7 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
     found: dict[tuple[str, int], Found] = {}
     measured: dict[str, list[Trial]] = {label: [] for label in trials.methods if label != "local"}
     kept: dict[str, list[Trial]] = {label: [] for label in measured}
+    usual: list[References] = []  # one per seed
     number = seeds_at_once([trials.first.with_method(method) for method in trials.methods.values()], len(trials.seeds))
     choices = Choices(len(trials.seeds), len(trials.methods))
     for seeds in (trials.seeds[start : start + number] for start in range(0, len(trials.seeds), number)):
@@ -189,6 +195,8 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
             about = (base.task, base.metric, several, found["local", seed].predictions, base.federation.names)
             for label, trial in measure_each(*about, seed=seed).items():
                 measured[label].append(trial)
+        if trials.references:
+            usual += [references(base.federation, base.task) for base in bases.values()]
         if "local" in trials.methods and adopt.wanted(trials.first.config):
             for seed, base in bases.items():
                 for label in measured:
@@ -202,7 +210,7 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
     metric, names = trials.first.metric, trials.first.federation.names
     benefits = {label: judge(metric, names, each, seed=trials.seeds[0]) for label, each in measured.items() if each}
     taken = {label: judge(metric, names, each, seed=trials.seeds[0]) for label, each in kept.items() if each}
-    comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits, taken)
+    comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits, taken, usual)
     if out:
         files.write_json(out / "comparison.json", comparison.summary())
         if trials.first.config.report:

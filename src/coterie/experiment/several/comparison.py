@@ -15,6 +15,7 @@ from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import VERDICTS, sign_of
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import mean
+from coterie.experiment.references import References
 from coterie.storage.run_folder import FORMAT
 
 Array = NDArray[np.float64]
@@ -34,6 +35,7 @@ class Comparison:
     path: Path | None = None
     benefits: Mapping[str, Benefit] = field(default_factory=dict)  # by method, except local; {} without local
     taken: Mapping[str, Benefit] = field(default_factory=dict)  # the same of what the clients take home, if they choose
+    references: Sequence[References] = ()  # what usual models of tables reach, one per seed
 
     @property
     def clients(self) -> list[str]:
@@ -133,7 +135,9 @@ class Comparison:
                 by_method[method]["benefit"] = self.benefits[method].to_json()
             if method in self.taken:
                 by_method[method]["take_home"] = self.taken[method].to_json()
+        usual = {"references": [each.to_json() for each in self.references]} if self.references else {}
         return {
+            **usual,
             "format": FORMAT,
             "metric": f"test_{self.metric}",
             "seeds": list(self.seeds),
