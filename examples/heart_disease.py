@@ -34,9 +34,10 @@ def main(where: str | None = None, rounds: int = 20) -> dict[str, coterie.Result
     results = {}
     for method in METHODS:
         results[method] = coterie.run(method, **settings)
-        print(f"{method}, test balanced accuracy\n{'':22} {'alone':>8} {'together':>8} {'gain':>8}")
+        metric = results[method].metric
+        print(f"{method}, test {metric}\n{'':22} {'alone':>8} {'together':>8} {'gain':>8}")
         for row in results[method].clients:
-            alone, together = row["local_test_balanced_accuracy"], row["test_balanced_accuracy"]
+            alone, together = row[f"local_test_{metric}"], row[f"test_{metric}"]
             print(f"{row['client']:22} {alone:8.3f} {together:8.3f} {row['gain']:+8.3f}")
     return results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,14 +26,26 @@ def resume(
             help="continue on this device: cpu, cuda, cuda:1, mps (default: the same as before)", metavar="TEXT"
         ),
     ] = None,
+    take_home: Annotated[
+        str | None,
+        typer.Option(help="what a client keeps: federated or best (default: the same as before)", metavar="TEXT"),
+    ] = None,
+    calibrate: Annotated[
+        bool | None, typer.Option("--calibrate/--no-calibrate", help="calibrate what a client keeps")
+    ] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(help="of two classes: choose the threshold that is best for this metric", metavar="METRIC"),
+    ] = None,
 ) -> None:
     """Continue a stopped run from its last checkpoint.
 
-    If the run is complete, its result is shown.
+    If the run is complete, its result is shown; its clients may then still choose what they take home.
     """
     with report_errors() as stopped:
         stopped.advice = f"To continue: coterie resume {shlex.quote(str(run))}"
         measures = (run / "config.toml").exists() and not (run / "engine.json").exists()
         with watch(quiet, measures=measures) as progress:
-            result = resume_run(run, device=device, progress=progress)
+            taking: dict[str, Any] = {"take_home": take_home, "calibrate": calibrate, "threshold": threshold}
+            result = resume_run(run, device=device, progress=progress, **taking)
         print_result(stdout(), result, quiet=quiet, bmta=bmta)

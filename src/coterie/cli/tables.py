@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.console import say, show
+from coterie.cli.references import reference_rows, references_sentence, references_table
+from coterie.cli.take_home import change_sentence, print_take_home
 from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import UNDECIDED, VERDICTS, sign_of
 from coterie.evaluation.fairness import spread
@@ -19,7 +21,7 @@ from coterie.evaluation.metrics import AVERAGES, mean
 from coterie.experiment.result import Result
 from coterie.experiment.several.comparison import Comparison
 
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1")
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
 INTERVAL = "95 % interval"
 MAX_CLIENTS_NAMED = 8  # in one sentence
 
@@ -27,6 +29,8 @@ MAX_CLIENTS_NAMED = 8  # in one sentence
 def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -> None:
     """Print the tables of a run and, unless quiet, the sentences that explain them."""
     show(console, result_table(result))
+    if result.references:
+        show(console, references_table(result, result.references))
     if result.g_and_p:
         show(console, g_and_p_table(result))
     if not quiet:
@@ -38,6 +42,9 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         say(console, verdict_sentence(result))
         if result.reference:
             say(console, f"{counts_sentence(result.benefit())}\n{significance_sentence(result.benefit())}")
+        if result.references:
+            say(console, references_sentence(result, result.references))
+    print_take_home(console, result, quiet=quiet)
     if result.onboarded:
         show(console, onboarded_table(result.onboarded))
     if bmta:
@@ -51,7 +58,7 @@ def result_table(result: Result) -> Table:
     """Return one row per client, and the averages."""
     metric, alone = result.metric, result.reference
     columns = ["local", result.config.method, "gain", INTERVAL, "verdict"] if alone else [result.config.method]
-    table = _table(f"Test {heading(metric)}", "client", "train", *columns)
+    table = new_table(f"Test {heading(metric)}", "client", "train", *columns)
 
     def beside(local: float, ours: float, row: Mapping[str, Any]) -> list[str]:
         if not alone:
@@ -76,7 +83,7 @@ def _average_name(result: Result) -> str:
 
 def g_and_p_table(result: Result) -> Table:
     """Return pFedBreD's table: both models on all test examples and on each client's own, for both rounds."""
-    table = _table(f"G and P, test {heading(result.metric)}", "model", "round", "global test", "local test")
+    table = new_table(f"G and P, test {heading(result.metric)}", "model", "round", "global test", "local test")
     for when in ("selected", "last"):
         found = result.g_and_p[when]
         for which, name in (("G", "G (the global model)"), ("P", "P (the clients' own)")):
@@ -169,7 +176,7 @@ def onboarded_table(joined: Sequence[Result]) -> Table:
     metric, method, alone = joined[0].metric, joined[0].config.method, joined[0].reference is not None
     title = f"Onboarded after training: test {heading(metric)}"
     columns = ["local", method, "gain", INTERVAL, "verdict"] if alone else [method]
-    table = _table(title, "client", "train", *columns)
+    table = new_table(title, "client", "train", *columns)
     rows = [result.clients[0] for result in joined]
     keys = (f"local_test_{metric}", f"test_{metric}", "gain") if alone else (f"test_{metric}",)
     means = {key: mean([row[key] for row in rows]) for key in keys}
@@ -216,6 +223,8 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -
         say(console, best_sentence(comparison))
         for method, benefit in comparison.benefits.items():
             say(console, f"{method}: {counts_sentence(benefit)}")
+            if method in comparison.taken:
+                say(console, f"{method}: {change_sentence(comparison.metric, benefit, comparison.taken[method])}")
         if not comparison.has_local:
             say(console, "No client was trained alone, so gains are unknown: add local to --methods.")
         if comparison.path:
@@ -224,7 +233,7 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -
 
 def client_table(comparison: Comparison) -> Table:
     """Return one row per client and one column per method, with means over seeds."""
-    table = _table(_title(comparison), "client", "train", *comparison.methods)
+    table = new_table(_title(comparison), "client", "train", *comparison.methods)
     sizes, columns = comparison.train_sizes, [comparison.per_client(method) for method in comparison.methods]
     for i, client in enumerate(comparison.clients):
         values = [format_value(comparison.metric, float(column[i])) for column in columns]
@@ -236,16 +245,20 @@ def method_table(comparison: Comparison) -> Table:
     """Return one row per method: means over clients (± std over seeds), unweighted and weighted, and their spread."""
     over_seeds = " ± std" * (len(comparison.seeds) > 1)
     columns = (f"mean{over_seeds}", f"by test size{over_seeds}", "std of clients", "variation", "worst tenth")
-    table = _table(_title(comparison), "method", *columns)
+    table = new_table(_title(comparison), "method", *columns)
     metric = comparison.metric
     for method in comparison.methods:
         even = comparison.fairness(method)
         row = [
-            _mean_and_std(metric, comparison.means(method)),
-            _mean_and_std(metric, comparison.weighted_means(method)),
+            mean_and_std(metric, comparison.means(method)),
+            mean_and_std(metric, comparison.weighted_means(method)),
         ]
         row += [format_value(metric, even["std"]), f"{even['cv']:.3f}", format_value(metric, even["worst_decile"])]
         table.add_row(method, *row)
+    if comparison.references:
+        table.add_section()
+        for usual in reference_rows(comparison.references, metric):
+            table.add_row(*usual)
     return table
 
 
@@ -253,13 +266,13 @@ def gain_table(comparison: Comparison) -> Table:
     """Return one row per method except local: what its clients gain over training alone."""
     columns = ("gain over local", INTERVAL, "gain", "lose", "undecided", "worse", "p", "effect")
     title = f"Gain over training alone, {heading(comparison.metric)}; Wilcoxon's p and effect size over clients"
-    table = _table(title, "method", *columns)
-    for method, benefit in comparison.benefits.items():
+    table = new_table(title, "method", *columns)
+    several = {method: (benefit, comparison.gains(method)) for method, benefit in comparison.benefits.items()}
+    for method, benefit in comparison.taken.items():
+        several[f"{method}, taken home"] = benefit, comparison.kept_gains(method)
+    for method, (benefit, gains) in several.items():
         overall, test = benefit.overall, benefit.overall["wilcoxon"]
-        row = [
-            _mean_and_std(comparison.metric, comparison.gains(method), "+"),
-            format_interval(comparison.metric, overall),
-        ]
+        row = [mean_and_std(comparison.metric, gains, "+"), format_interval(comparison.metric, overall)]
         row += [str(overall[key]) for key in VERDICTS]
         row += [f"{100 * benefit.fairness['share_worse_than_alone']:.0f} %"]
         table.add_row(method, *row, format_p(test["p"]), f"{test['effect']:+.2f}")
@@ -282,8 +295,8 @@ def best_sentence(comparison: Comparison) -> str:
 
 
 def metric_words(metric: str) -> str:
-    """Return the name of a metric with spaces."""
-    return metric.replace("_", " ")
+    """Return the name of a metric as text."""
+    return "AUROC" if metric == "auroc" else metric.replace("_", " ")
 
 
 def heading(metric: str) -> str:
@@ -319,7 +332,8 @@ def amount(metric: str, difference: float) -> str:
     return f"{100 * size:.1f} points" if size >= 0.0005 else "less than 0.1 points"
 
 
-def _mean_and_std(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
+def mean_and_std(metric: str, values: NDArray[np.float64], sign: str = "") -> str:
+    """Format the mean over seeds and, if there are several, the standard deviation."""
     middle = format_value(metric, mean(values), sign)
     return f"{middle} ± {format_value(metric, float(values.std(ddof=1)))}" if len(values) > 1 else middle
 
@@ -330,7 +344,8 @@ def _title(comparison: Comparison) -> str:
     return f"Test {heading(comparison.metric)}, {over}"
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
+def new_table(title: str, first: str, *columns: str) -> Table:
+    """Return an empty table; all columns but the first are numbers."""
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first)
     for name in columns:

@@ -55,8 +55,8 @@ def _sgd(rounds: int, lr: float, **others: Any) -> dict[str, Any]:
     return {"rounds": rounds, **others, "optimizer": {"name": "sgd", "lr": lr}}
 
 
-# FedMAP's schedule and optimiser, from the authors' configuration.
-_FEDMAP = _adam(20, 1e-4, model="mlp", local_epochs=50, batch_size=64)
+# FedMAP's schedule, optimiser and metric, from the authors' configuration and code.
+_FEDMAP = _adam(20, 1e-4, model="mlp", local_epochs=50, batch_size=64, select="balanced_accuracy")
 # pFedBreD's schedule, from the authors' scripts.
 _PFEDBRED = _sgd(200, 0.01, model="linear", local_steps=20, batch_size=20, clients_heard=20, test=0.25)
 _IMAGES = _sgd(50, 0.01, model="cnn", local_epochs=1, batch_size=32, partition="dirichlet:0.3", clients=20)

@@ -20,18 +20,20 @@ from coterie.experiment.conclude import finish
 from coterie.experiment.result import Result
 from coterie.experiment.run import Silent, _client_rows, write_models, write_report
 from coterie.experiment.setup import Setup
+from coterie.experiment.take_home import adopt
 from coterie.storage import files
-from coterie.storage.run_folder import RunFolder, safe_name
+from coterie.storage.run_folder import VALIDATION, RunFolder, safe_name
 
 Record = dict[str, Any]
 NO_PREDICTIONS = Predictions(torch.zeros(0, 1), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
 
 class SiteResults(NamedTuple):
-    """What only a site has: its model and the predictions on its test examples; one row per client."""
+    """What only a site has: its model and the predictions on its own examples; one row per client."""
 
     views: Tree
     predictions: Predictions
+    validation: Predictions | None = None  # predictions on its validation examples
 
 
 def conclude(
@@ -59,9 +61,9 @@ def conclude(
         population: The size of the federation, if `setup` is that of one site.
     """
     rows = _client_rows(setup, records, best)
-    views, predictions = results or SiteResults((), NO_PREDICTIONS)
+    views, predictions, validation = results or SiteResults((), NO_PREDICTIONS)
     about = (setup.metric, reference, setup.task, setup.method)
-    result = Result(setup.config, out, rows, records, best, *about, views, predictions, {})
+    result = Result(setup.config, out, rows, records, best, *about, views, predictions, {}, validation=validation)
     folder = RunFolder(out)
     if not (out / "config.toml").exists():
         folder.create(to_toml(setup.config.to_file()))
@@ -72,6 +74,8 @@ def conclude(
     if results is not None:
         folder.rewrite_rounds(records)
         folder.write_predictions(predictions)
+        if validation is not None and adopt.wanted(setup.config):
+            folder.write_predictions(validation, VALIDATION)
         write_models(folder, result, setup.federation, population or len(rows))
     return result
 
@@ -87,15 +91,22 @@ def complete(result: Result, setup: Setup, out: Path, population: int | None = N
 def read_site_results(result: Path, name: str, form: Tree) -> SiteResults:
     """Read a site's model and predictions from its own run folder."""
     view = tree.rebuild(files.read_tensors(result / "clients" / safe_name(name) / "model.safetensors"), form)
-    return SiteResults(tree.broadcast(view, 1), RunFolder(result).read_predictions())
+    folder, kept = RunFolder(result), (result / f"{VALIDATION}.safetensors").exists()
+    validation = folder.read_predictions(VALIDATION) if kept else None
+    return SiteResults(tree.broadcast(view, 1), folder.read_predictions(), validation)
 
 
 def merge_site_results(each: Sequence[SiteResults]) -> SiteResults:
     """Merge the results of all sites, if they are on one machine."""
     views = tree.map(lambda *leaf: torch.cat(leaf), each[0].views, *(other.views for other in each[1:]))
-    outputs, y = (torch.cat([getattr(one.predictions, key) for one in each]) for key in ("outputs", "y"))
-    owner = torch.cat([one.predictions.owner + i for i, one in enumerate(each)])
-    return SiteResults(views, Predictions(outputs, y, owner))
+    validation = [one.validation for one in each if one.validation is not None]
+    both = _merged([one.predictions for one in each]), _merged(validation) if len(validation) == len(each) else None
+    return SiteResults(views, *both)
+
+
+def _merged(each: Sequence[Predictions]) -> Predictions:
+    outputs, y = (torch.cat([getattr(one, key) for one in each]) for key in ("outputs", "y"))
+    return Predictions(outputs, y, torch.cat([one.owner + i for i, one in enumerate(each)]))
 
 
 def scores(setup: Setup, metrics: Sequence[Metrics | None]) -> Record:

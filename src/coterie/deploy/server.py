@@ -41,7 +41,7 @@ from coterie.deploy.refused import Refused
 from coterie.deploy.schema import Part, Who
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.metrics import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.result import Result
@@ -119,7 +119,8 @@ class Rounds:
         peers = make_peers(config.topology, federation.names, config.seed)
         if peers is not None and not method.peer_to_peer:
             raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-        metric = config.select or METRICS[task.kind][0]
+        metric = config.select or default_metric(facts.classes)
+        config = config.model_copy(update={"select": metric})
         setup = Setup(config, method, federation, task, metric, peers)
         keys = rng.keys_of(federation.names)
         people = Population(facts.size, facts.audience, task, keys, seed=rng.server_seed(config.seed))

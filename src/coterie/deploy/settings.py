@@ -29,6 +29,7 @@ SIMULATION_ONLY = (
     "device",
     "checkpoint_every",
     "holdout",
+    "references",
     "track",
     "setting",
 )

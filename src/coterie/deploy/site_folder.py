@@ -10,7 +10,7 @@ from coterie.deploy import outcome
 from coterie.deploy.refused import Refused
 from coterie.deploy.store import Store
 from coterie.deploy.work import Workbench
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.metrics import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
@@ -27,8 +27,9 @@ def write(name: str, workbench: Workbench, store: Store, selected: int, selected
     if found is None:
         raise Refused("state-lost", f"site '{name}' has not evaluated any round up to {selected}: it has no model")
     round, content = found
-    metric = workbench.config.select or METRICS[workbench.task.kind][0]
-    setup = Setup(workbench.config, workbench.method, workbench.federation, workbench.task, metric)
+    metric = workbench.config.select or default_metric(workbench.facts.classes)
+    config = workbench.config.model_copy(update={"select": metric})
+    setup = Setup(config, workbench.method, workbench.federation, workbench.task, metric)
     history, out, reference = store.read("history.json", []), store.path / "result", None
     alone = store.candidate("alone", selected_alone, {"alone": tree.broadcast(params, 1)}) if workbench.local else None
     if workbench.local is not None and alone is not None:

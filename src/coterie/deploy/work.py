@@ -156,13 +156,18 @@ class Workbench:
     def results(self, round: int, client: Tree, deploy: Tree) -> SiteResults:
         """Return the site's model as of `round`, and its predictions."""
         sim = self.simulation(Private(client, ()), RemoteServer(deploy))
-        return SiteResults(sim.views(round, LOOP), sim.predictions(round, LOOP))
+        return _results(sim, round)
 
     def results_alone(self, round: int, alone: Tree) -> SiteResults:
         """Return the same for training alone."""
         sim = self.alone(Private((), alone))
         assert sim is not None
-        return SiteResults(sim.views(round, LOOP), sim.predictions(round, LOOP))
+        return _results(sim, round)
+
+
+def _results(sim: Simulation, round: int) -> SiteResults:
+    found = sim.all_predictions(round, LOOP)
+    return SiteResults(sim.views(round, LOOP), found["test"], found["validation"])
 
 
 def _scores(sim: Simulation, round: int) -> Metrics:

@@ -40,8 +40,15 @@ METRICS = {
 }
 AVERAGES = {"mean": "mean", "trimmed": "trimmed mean"}  # over clients, and what each is called
 TRIMMED = 0.2
+# With two classes, the metric must not depend on a threshold that nobody chose: with 5 % positives, 0.5 finds none.
+DEFAULT = {2: "auroc"}  # by number of classes; else the first of METRICS
 BINS = 15
 MAX_KEPT_BYTES = 64 * 2**20  # of precomputed data in a scorer
+
+
+def default_metric(num_classes: int | None) -> str:
+    """Return the metric that selects rounds unless another one is asked for; None classes: a regression."""
+    return METRICS["regression"][0] if num_classes is None else DEFAULT.get(num_classes, METRICS["classification"][0])
 
 
 def score(task: Task, outputs: Tensor, y: Tensor, owner: Tensor, clients: int) -> Scores:

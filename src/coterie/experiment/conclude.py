@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from coterie.core import tree
 from coterie.engine.fork_jobs import DoJobs
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import AVERAGES, METRICS, average
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
+from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import write_cards
 from coterie.profiling import timed
 from coterie.storage import files
@@ -33,6 +35,11 @@ def finish(
     """
     if result.reference is not None:
         add_benefit(result, out)
+    beside = result.reference is not None or setup.config.take_home == "federated" or setup.config.method == "local"
+    if adopt.wanted(setup.config) and result.validation is not None and beside:
+        take_home(result, out)
+    elif out:
+        (out / adopt.FILE).unlink(missing_ok=True)  # of a run that was resumed with another choice
     if out:
         write_cards(result, setup, out, population=population, do=do)
         write_tables(result, out)
@@ -52,6 +59,26 @@ def add_benefit(result: Result, out: Path | None) -> None:
         row |= {key: mine[key] for key in ("gain", "low", "high", "verdict")}
     if out:
         files.write_json(out / "benefit.json", found.to_json())
+
+
+def take_home(result: Result, out: Path | None) -> None:
+    """Let every client choose what it takes home, add that to the rows, and write it."""
+    both = [None if each is None else _outputs(each) for each in (result, result.reference)]
+    ours, alone = both
+    assert ours is not None
+    before = None if result.reference is None else result.benefit()
+    found = adopt.adopt(result.config, result.task, result.metric, result.names, ours, alone, before)
+    result.take_home = found
+    for i, row in enumerate(result.clients):
+        row |= found.row(i)
+    if out:
+        reference = result.reference
+        adopt.write(found, out, None if reference is None else lambda i: tree.pack(reference.view(i)))
+
+
+def _outputs(result: Result) -> adopt.Outputs:
+    assert result.validation is not None
+    return adopt.Outputs(result.validation, result.predictions)
 
 
 def summary(result: Result) -> dict[str, Any]:

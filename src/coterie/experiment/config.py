@@ -140,6 +140,16 @@ class Config(BaseModel):
         1, ge=1, description="write a checkpoint every so many rounds, but at most every two seconds"
     )
     reference: bool = Field(True, description="also train every client alone, for comparison")
+    references: bool = Field(
+        False, description="of tables: also show scikit-learn's linear models and trees, on own and on pooled data"
+    )
+    take_home: Literal["federated", "best"] = Field(
+        "federated", description="what a client keeps; best: by its validation data, also its local model or an average"
+    )
+    calibrate: bool = Field(False, description="calibrate the model that a client keeps: a temperature by validation")
+    threshold: Literal["balanced_accuracy", "accuracy", "macro_f1"] | None = Field(
+        None, description="of two classes: predict the second above the threshold that is best for this on validation"
+    )
     report: bool = Field(True, description="write report.html, with figures of the run, at the end")
     track: str | None = Field(
         None, description="also log each round to tensorboard, mlflow, or both (separated by a comma)"
@@ -336,6 +346,8 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("give fraction or clients_per_round, not both")
     if config.validation < 1 and config.test < 1 and config.validation + config.test >= 1:
         problems.append(f"validation ({config.validation}) and test ({config.test}) leave nothing to train on")
+    if config.take_home == "best" and not config.reference:
+        problems.append("take_home = 'best' needs the models trained alone: leave out reference = false")
     if config.holdout and config.topology != "server":
         problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
     if config.device != "cpu" and config.workers is None:

@@ -17,6 +17,9 @@ from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, sign_of
 from coterie.evaluation.metrics import METRICS, average, mean
 from coterie.experiment.config import Config
+from coterie.experiment.references import References
+from coterie.experiment.take_home.adopt import Adoption
+from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile
 
@@ -46,6 +49,9 @@ class Result:
     predictions: Predictions  # for the test examples, at the selected round
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
     server: Tree = ()  # at the selected round
+    validation: Predictions | None = None  # for the validation examples, at the selected round
+    take_home: Adoption | None = None  # what each client keeps, if it may choose
+    references: References | None = None  # what usual models reach on the same tables
     onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round
     profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was recorded
     _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
@@ -118,11 +124,17 @@ class Result:
         return client_rows.take(self.views, self.names.index(client) if isinstance(client, str) else client)
 
     def model(self, client: str | int) -> nn.Module:
-        """Return a client's personalised model in evaluation mode.
+        """Return the model that a client takes home, in evaluation mode.
 
         It is an instance of your own class if the client deploys one model, and otherwise a `Deployed`.
         """
-        return as_module(self.task, self.method, self.view(client))
+        module = as_module(self.task, self.method, self.view(client))
+        if self.take_home is None:
+            return module
+        i = self.names.index(client) if isinstance(client, str) else client
+        local = None if self.reference is None else self.reference.model(i)
+        kept, temperature = self.take_home.choices[i].kept, self.take_home.temperatures[i]
+        return kept_module(module, local, kept, temperature, regression=self.task.kind == "regression")
 
 
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,16 +25,18 @@ from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
+from coterie.experiment.references import references
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation
+from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile, each, recording, span, timed
 from coterie.storage import files
 from coterie.storage.journal import Journal
-from coterie.storage.run_folder import RunFolder
+from coterie.storage.run_folder import VALIDATION, RunFolder
 from coterie.storage.state import State
 
 if TYPE_CHECKING:
@@ -160,6 +163,11 @@ def run_setup(
             result.reference = execute(alone, beside, tell, resume=begun, choices=choices)
         if beside:
             write_tables(result.reference, beside)
+    if setup.config.references:
+        tell.say("references: scikit-learn's linear models and trees, on own and on pooled data")
+        result.references = references(setup.federation, setup.task)
+        if out:
+            files.write_json(out / "references.json", result.references.to_json())
     if out:
         report_data.write_facts(result, setup.federation, out)
     if setup.held_out:
@@ -194,6 +202,7 @@ def resume(
     model: Model | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    **taking: Any,
 ) -> Result:
     """Continue a run from its last intact checkpoint, or read back a finished one.
 
@@ -203,18 +212,21 @@ def resume(
         model: the model, if it was given in Python; it must be the same again.
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
+        **taking: `take_home`, `calibrate` and `threshold`, if clients are to choose otherwise what they take home.
 
     Returns:
         The result of the whole run.
 
     Raises:
         CheckpointError: `path` is not a run folder, its input files have changed, or all its checkpoints are damaged.
-        ConfigError: the data or the model came from Python and are not given.
+        ConfigError: the data or the model came from Python and are not given, or another setting is.
     """
     path = Path(path)
+    if other := [key for key in taking if key not in adopt.SETTINGS]:
+        raise ConfigError([f"{', '.join(other)}: a run is resumed as it began, but for {', '.join(adopt.SETTINGS)}"])
     if (path / "deployment.json").exists():
         raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' continues it")
-    values = read_config(path)
+    values = read_config(path) | {key: value for key, value in taking.items() if value is not None}
     check_files(path)
     named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
@@ -228,6 +240,10 @@ def resume(
         values["device"] = device
         values.pop("workers", None)
     setup = prepare(**values)
+    if "select" not in values:  # an older version began it, which wrote down no default
+        setup = replace(setup, metric=METRICS[setup.task.kind][0])
+    if any(value is not None for value in taking.values()):
+        files.write_text(path / "config.toml", to_toml(setup.config.to_file()))
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
@@ -313,7 +329,8 @@ def execute(
     last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
     sim.state = kept
     views = sim.views(best, engine)
-    predictions = sim.predictions(best, engine)
+    outputs = sim.all_predictions(best, engine)
+    predictions, validation = outputs["test"], outputs["validation"]
     if both:
         selected = both if best == last else sim.both_tests(best, engine)
         both = {"selected": {"round": best, **selected}, "last": {"round": last, **both}}
@@ -331,9 +348,12 @@ def execute(
         predictions,
         both,
         kept.server,
+        validation,
     )
     if folder:
         folder.write_predictions(predictions)
+        if adopt.wanted(config):
+            folder.write_predictions(validation, VALIDATION)
         models = partial(write_models, folder, result, federation, len(federation.names))
         with files.together(2 * len(federation.names)):
             thread.do([models]) if thread else models()
@@ -431,8 +451,12 @@ def better(new: float, old: float) -> bool:
 
 
 def score_of(metric: str, how: str | None, record: dict[str, Any]) -> float:
-    """Return the number that rounds are selected by, of which higher is better; `how` clients are averaged."""
-    return sign_of(metric) * average(record["validation"][metric], how)
+    """Return the number that rounds are selected by, of which higher is better; `how` clients are averaged.
+
+    Where the metric is defined for no client, as an AUROC is if all validation parts have one class, it is the loss.
+    """
+    found = sign_of(metric) * average(record["validation"][metric], how)
+    return -average(record["validation"]["loss"], how) if math.isnan(found) else found
 
 
 def local_like(method: AnyMethod) -> AnyMethod:

@@ -18,8 +18,9 @@ from coterie.data import Federation, from_clients, load
 from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.metrics import METRICS, default_metric
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.references import check as check_table
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
 from coterie.methods.fields import AnyMethod, name_of, values_of
@@ -91,11 +92,13 @@ def prepare(
         built = config.ready(method)
         config = config.model_copy(update={"hyper": values_of(built)})
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
+    if config.references:
+        check_table(federation)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
+    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
     return Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out)
 
@@ -108,7 +111,7 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
             f"clients_per_round = {config.clients_per_round}, but there are {len(federation.names)} clients"
         )
     names = METRICS[federation.kind]
-    metric = config.select or names[0]
+    metric = config.select or default_metric(federation.num_classes)
     if metric not in names:
         problems.append(f"select = '{metric}': a {federation.kind} has {', '.join(names)}")
     task = None

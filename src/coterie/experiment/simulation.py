@@ -173,8 +173,14 @@ class Simulation:
     @timed("evaluate")
     def predictions(self, round: int, engine: ClientRunner) -> Predictions:
         """Return the outputs of every client's model for its own test examples, which `evaluate` scores."""
+        return self.all_predictions(round, engine)["test"]
+
+    @timed("evaluate")
+    def all_predictions(self, round: int, engine: ClientRunner) -> dict[str, Predictions]:
+        """Return the same by part: for validation and for test examples."""
         with one_thread():
-            return self._examples.predictions(self._own_outputs(round, engine), "test")
+            outputs = self._own_outputs(round, engine)
+            return {part: self._examples.predictions(outputs, part) for part in PARTS}
 
     @timed("evaluate")
     def both_tests(self, round: int, engine: ClientRunner) -> dict[str, Any]:

@@ -9,7 +9,21 @@ from coterie.report.read import RunData
 from coterie.report.single import flatten_settings
 
 # Settings that may differ between runs of the same method.
-MAY_DIFFER = ("seed", "engine", "compile", "workers", "memory", "checkpoint_every", "report", "track", "reference")
+MAY_DIFFER = (
+    "seed",
+    "engine",
+    "compile",
+    "workers",
+    "memory",
+    "checkpoint_every",
+    "report",
+    "track",
+    "reference",
+    "references",
+    "take_home",
+    "calibrate",
+    "threshold",
+)
 Groups = dict[str, list[RunData]]
 
 

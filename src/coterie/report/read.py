@@ -22,7 +22,10 @@ from coterie.storage import files
 from coterie.storage.run_folder import FORMAT, from_csv_text
 
 Array = NDArray[np.float64]
-VERSIONED = ("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json")
+VERSIONED = (
+    *("environment.json", "summary.json", "data.json", "benefit.json", "embedding.json"),
+    *("take_home.json", "references.json"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class RunData:
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     reference: RunData | None = None  # training alone
+    take_home: dict[str, Any] | None = None  # what the clients chose to keep
+    references: dict[str, Any] | None = None  # what usual models of tables reach
 
     @property
     def method(self) -> str:
@@ -158,6 +163,8 @@ def read(path: Path) -> RunData:
             _optional(path / "engine.json") or {},
             _optional(path / "environment.json") or {},
             _reference(path),
+            _optional(path / "take_home.json"),
+            _optional(path / "references.json"),
         )
         _check(run)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

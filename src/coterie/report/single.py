@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.report import collaboration, cost, embedding, scores
+from coterie.report import collaboration, cost, embedding, references, scores, taken
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.distribution import bubbles, sizes
 from coterie.report.read import RunData, mean
@@ -26,7 +26,7 @@ NO_FEATURES = (
 
 def page(run: RunData) -> Page:
     """Make the page."""
-    benefit: list[Any] = [scores.gains(run), client_table(run), fairness(run)]
+    benefit: list[Any] = [scores.gains(run), client_table(run), references.table(run), fairness(run)]
     if run.gains() is None and run.method != "local":
         benefit.insert(0, Note(NO_REFERENCE))
     spread = {"local": run.alone(), run.method: run.scores()}
@@ -36,6 +36,7 @@ def page(run: RunData) -> Page:
     together: list[Any] = [*collaboration.pictures(run)] or [Note(NO_MATRIX)]
     sections = [
         ("What each client gains", benefit),
+        ("What each client takes home", taken.blocks(run)),
         ("Learning", progress),
         ("Collaboration", together if run.method != "local" else []),
         ("Features", features),

@@ -6,6 +6,9 @@ engine.json       the engine chosen, and why            summary.json    the sele
 data.json         each client's examples by class       report.html     the run in pictures; it needs nothing else
 features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
 predictions.safetensors     what every client's model says of its test examples, at the selected round
+validation.safetensors      the same of its validation examples, if clients choose what they take home; then also
+references.json             what usual models of tables reach on the same splits, if they were asked for
+take_home.json              what every client keeps, why, and what that is worth
 benefit.json                every client's gain over training alone, with its interval and verdict
 checkpoints/round-00007/    state.safetensors + state.json, with a checksum; the last two and the best are kept;
                             of many clients also checkpoints/rows-*.safetensors, which they share (see segments.py)
@@ -50,13 +53,14 @@ FORMAT = 1
 PAGED = 2  # the format of a checkpoint whose rows are in files of their own
 SHARED = 3  # the format of a checkpoint in which a tensor that the state has twice is written once
 KEPT_CHECKPOINTS = 2  # the newest ones; the best round's is kept beside them
+VALIDATION = "validation"  # the name of the file with predictions for validation examples
 COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
 FORMULA = re.compile(
     "'*[=+\\-@\\t\\r]"
 )  # how text begins that a spreadsheet takes for a formula, or that is marked as none
 MAX_NAME_LENGTH = 150  # of a folder; most systems have 255 bytes for a name, some of which files in it take
 DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))}
-TEXT_COLUMNS = ("client", "verdict")  # of clients.csv
+TEXT_COLUMNS = ("client", "verdict", "kept", "kept_verdict")  # of clients.csv
 INTEGER_COLUMNS = ("train", "validation", "test", "round")  # of clients.csv; all others are floats
 
 
@@ -207,11 +211,11 @@ class RunFolder:
             raise CheckpointError(f"'{path}' is damaged: 'coterie resume {self.path}' writes it anew")
         return rows
 
-    def write_predictions(self, found: Predictions) -> None:
-        files.write_tensors(self.path / "predictions.safetensors", found._asdict())
+    def write_predictions(self, found: Predictions, name: str = "predictions") -> None:
+        files.write_tensors(self.path / f"{name}.safetensors", found._asdict())
 
-    def read_predictions(self) -> Predictions:
-        path = self.path / "predictions.safetensors"
+    def read_predictions(self, name: str = "predictions") -> Predictions:
+        path = self.path / f"{name}.safetensors"
         flat = files.read_tensors(path)
         if missing := [name for name in Predictions._fields if name not in flat]:
             raise CheckpointError(f"'{path}' has no {', '.join(missing)}: 'coterie resume {self.path}' writes it anew")
@@ -260,6 +264,11 @@ def _once(flat: Params) -> tuple[Params, dict[str, str]]:
         else:
             same[path] = first
     return own, same
+
+
+def model_file(run: Path, client: str) -> Path:
+    """Return where a client's model is in a run folder."""
+    return run / "clients" / safe_name(client) / "model.safetensors"
 
 
 def safe_name(client: str) -> str:

@@ -7,11 +7,12 @@ The seeds of a method run in lockstep (`lockstep.py`) if that is faster and memo
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,20 +21,22 @@ from coterie.core.optimizers import OPTIMIZERS
 from coterie.core.toml import read_toml, to_toml
 from coterie.data.federation import Federation, split_again
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import Trial, judge, measure_each
+from coterie.evaluation.benefit import Trial, judge, measure, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.references import References, references
 from coterie.experiment.run import Progress, Silent, run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
 from coterie.experiment.silos import check_files
+from coterie.experiment.take_home import adopt
+from coterie.experiment.take_home.card import rewrite_cards
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.storage import files
-from coterie.storage.run_folder import COMPLETE, RunFolder, safe_name
+from coterie.storage.run_folder import COMPLETE, VALIDATION, RunFolder, model_file, safe_name
 
-Found = tuple[list[dict[str, Any]], Predictions]  # the rows of a run's clients, and their models' predictions
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
 SETTINGS_NOT_COMPARED = (
     "engine",
@@ -43,7 +46,23 @@ SETTINGS_NOT_COMPARED = (
     "checkpoint_every",
     "report",
     "track",
+    *adopt.SETTINGS,
+    "references",
 )  # do not change what a run computes
+
+
+class Found(NamedTuple):
+    """Hold what a run found: the rows of its clients, and their models' predictions for test and validation."""
+
+    rows: list[dict[str, Any]]
+    predictions: Predictions
+    validation: Predictions | None  # None: nothing is chosen by it
+
+    @property
+    def outputs(self) -> adopt.Outputs:
+        """Return the predictions by which a client chooses what it takes home."""
+        assert self.validation is not None
+        return adopt.Outputs(self.validation, self.predictions)
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,7 @@ class Trials:
     seeds: tuple[int, ...]
     first: Setup  # for the first seed
     prepare: Callable[[int], Setup]  # makes the setup for any seed
+    references: bool = False  # also show what usual models of tables reach
 
     def config(self, label: str, seed: int) -> Config:
         """Return the configuration of one run."""
@@ -112,7 +132,7 @@ def prepare_trials(
     """
     if isinstance(settings.get("hyper"), Mapping):
         settings = {**settings.pop("hyper"), **settings}
-    settings = {**{key: value for key, value in settings.items() if value is not None}, "reference": False}
+    settings = {key: value for key, value in settings.items() if value is not None and key != "reference"}
     problems: list[str] = []
     chosen = _labelled(methods, problems)
     numbers = _numbers(seeds, settings.pop("seed", 0), problems)
@@ -125,12 +145,17 @@ def prepare_trials(
             built[label] = _build(method, data, model, mine)
         except ConfigError as error:
             problems += error.problems
+    if settings.get("take_home") == "best" and "local" not in chosen:
+        problems.append("take_home = 'best' needs the models trained alone: add local to the methods")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
 
     def setup(seed: int, given: Data | None = data) -> Setup:
-        return prepare(next(iter(built.values())), given, model=model, head=head, seed=seed, **common)
+        made = prepare(next(iter(built.values())), given, model=model, head=head, seed=seed, **common)
+        return dataclasses.replace(
+            made, config=made.config.model_copy(update={"reference": False, "references": False})
+        )
 
     def another(seed: int) -> Setup:
         config, federation = first.config, first.federation
@@ -140,7 +165,7 @@ def prepare_trials(
         return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=seed))
 
     first = setup(numbers[0])
-    return Trials(built, numbers, first, another)
+    return Trials(built, numbers, first, another, bool(common.get("references")))
 
 
 def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = None) -> Comparison:
@@ -150,6 +175,8 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
         _check_folders(trials, out)
     found: dict[tuple[str, int], Found] = {}
     measured: dict[str, list[Trial]] = {label: [] for label in trials.methods if label != "local"}
+    kept: dict[str, list[Trial]] = {label: [] for label in measured}
+    usual: list[References] = []  # one per seed
     number = seeds_at_once([trials.first.with_method(method) for method in trials.methods.values()], len(trials.seeds))
     choices = Choices(len(trials.seeds), len(trials.methods))
     for seeds in (trials.seeds[start : start + number] for start in range(0, len(trials.seeds), number)):
@@ -164,19 +191,26 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
             for seed, each in _run_or_read(label, setups, folders, tell, choices, together=together).items():
                 found[label, seed] = each
         for seed, base in bases.items() if "local" in trials.methods else ():
-            several = {label: found[label, seed][1] for label in measured}
-            about = (base.task, base.metric, several, found["local", seed][1], base.federation.names)
+            several = {label: found[label, seed].predictions for label in measured}
+            about = (base.task, base.metric, several, found["local", seed].predictions, base.federation.names)
             for label, trial in measure_each(*about, seed=seed).items():
                 measured[label].append(trial)
+        if trials.references:
+            usual += [references(base.federation, base.task) for base in bases.values()]
+        if "local" in trials.methods and adopt.wanted(trials.first.config):
+            for seed, base in bases.items():
+                for label in measured:
+                    kept[label].append(_take_home(base, label, seed, found, out))
     rows = [
         {"method": label, "seed": seed, **row}
         for seed in trials.seeds
         for label in trials.methods
-        for row in found[label, seed][0]
+        for row in found[label, seed].rows
     ]
     metric, names = trials.first.metric, trials.first.federation.names
     benefits = {label: judge(metric, names, each, seed=trials.seeds[0]) for label, each in measured.items() if each}
-    comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits)
+    taken = {label: judge(metric, names, each, seed=trials.seeds[0]) for label, each in kept.items() if each}
+    comparison = Comparison(metric, tuple(trials.methods), trials.seeds, rows, out, benefits, taken, usual)
     if out:
         files.write_json(out / "comparison.json", comparison.summary())
         if trials.first.config.report:
@@ -219,13 +253,15 @@ def _run_or_read(
     for seed, setup in setups.items():
         folder, name = folders[seed], f"{label} seed {seed}"
         begun = folder is not None and (folder / "config.toml").exists()
-        if folder is None or not (begun and all((folder / file).exists() for file in COMPLETE)):
+        needed = [*COMPLETE, *([f"{VALIDATION}.safetensors"] if adopt.wanted(setup.config) else [])]
+        if folder is None or not (begun and all((folder / file).exists() for file in needed)):
             todo.append(Run(name, setup, folder, begun))
             continue
         tell.say(f"{name}: already complete")
-        rows, predictions = RunFolder(folder).read_clients(), RunFolder(folder).read_predictions()
-        _check_same_data(setup, folder, rows, predictions)
-        found[seed] = rows, predictions
+        reader, choosing = RunFolder(folder), adopt.wanted(setup.config)
+        validation = reader.read_predictions(VALIDATION) if choosing else None
+        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation)
+        _check_same_data(setup, folder, found[seed].rows, found[seed].predictions)
     for runs in group_by_engine(todo) if together else [[run] for run in todo]:
         if len(runs) == 1:
             name, setup, folder, begun = runs[0]
@@ -235,8 +271,22 @@ def _run_or_read(
             seeds = ", ".join(str(run.setup.config.seed) for run in runs)
             results = run_in_lockstep(f"{label} seeds {seeds}", runs, tell, choices)
         for run, result in zip(runs, results, strict=True):
-            found[run.setup.config.seed] = result.clients, result.predictions
+            found[run.setup.config.seed] = Found(result.clients, result.predictions, result.validation)
     return found
+
+
+def _take_home(base: Setup, label: str, seed: int, found: Mapping[tuple[str, int], Found], out: Path | None) -> Trial:
+    """Let the clients of one run choose between its models and those of local training, and return what that gains."""
+    ours, alone, names = found[label, seed], found["local", seed], base.federation.names
+    choice = adopt.adopt(base.config, base.task, base.metric, names, ours.outputs, alone.outputs)
+    for i, row in enumerate(ours.rows):
+        row |= choice.row(i)
+    if out:
+        folder, beside = _folder(out, label, seed), _folder(out, "local", seed)
+        adopt.write(choice, folder, lambda i: files.read_tensors(model_file(beside, names[i])))
+        rewrite_cards(choice, base.task, folder, seed)
+        RunFolder(folder).write_clients(ours.rows)
+    return measure(base.task, base.metric, choice.predictions, alone.predictions, names, seed=seed)
 
 
 def _check_same_data(setup: Setup, folder: Path, rows: list[dict[str, Any]], found: Predictions) -> None:

@@ -13,7 +13,6 @@ from coterie.core.task import Kind, Task
 from coterie.core.toml import read_toml
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import judge, measure_each
-from coterie.evaluation.metrics import METRICS
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.several.comparison import Comparison
 from coterie.storage import files
@@ -27,6 +26,11 @@ class Run(NamedTuple):
     config: dict[str, Any]
     rows: list[dict[str, Any]]
     predictions: Predictions
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that selected its round."""
+        return str(files.read_json(self.path / "summary.json")["selected_by"]).split()[-1]
 
     @property
     def names(self) -> list[str]:
@@ -120,7 +124,7 @@ def _task_and_metric(runs: list[Run]) -> tuple[Task, str]:
     first = runs[0]
     kinds = {files.read_json(path)["kind"] for path in (first.path / "clients").glob("*/model.json")}
     kind: Kind = "regression" if kinds == {"regression"} else "classification"
-    metrics = {run.config.get("select") or METRICS[kind][0] for run in runs}
+    metrics = {run.metric for run in runs}
     if len(metrics) > 1:
         raise ConfigError([f"the runs' rounds were selected by different metrics ({', '.join(sorted(metrics))})"])
     return Task(nn.Linear(1, 1), kind), metrics.pop()  # any model: none is called

@@ -15,6 +15,7 @@ from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import VERDICTS, sign_of
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import mean
+from coterie.experiment.references import References
 from coterie.storage.run_folder import FORMAT
 
 Array = NDArray[np.float64]
@@ -33,6 +34,8 @@ class Comparison:
     rows: list[dict[str, Any]]
     path: Path | None = None
     benefits: Mapping[str, Benefit] = field(default_factory=dict)  # by method, except local; {} without local
+    taken: Mapping[str, Benefit] = field(default_factory=dict)  # the same of what the clients take home, if they choose
+    references: Sequence[References] = ()  # what usual models of tables reach, one per seed
 
     @property
     def clients(self) -> list[str]:
@@ -85,6 +88,11 @@ class Comparison:
         """Return the gain over local training [seeds], on average over clients; positive is better."""
         return sign_of(self.metric) * (self.means(method) - self.means("local"))
 
+    def kept_gains(self, method: str) -> Array:
+        """Return the same for what the clients take home [seeds]."""
+        kept = self._table(method, f"kept_test_{self.metric}")
+        return sign_of(self.metric) * (np.array([mean(scores) for scores in kept]) - self.means("local"))
+
     def client_gains(self, method: str) -> Array:
         """Return each client's gain over local training [clients], on average over seeds; positive is better."""
         return sign_of(self.metric) * (self.per_client(method) - self.per_client("local"))
@@ -125,7 +133,11 @@ class Comparison:
                 by_method[method]["gain_over_local"] = self.gains(method).tolist()
             if method in self.benefits:
                 by_method[method]["benefit"] = self.benefits[method].to_json()
+            if method in self.taken:
+                by_method[method]["take_home"] = self.taken[method].to_json()
+        usual = {"references": [each.to_json() for each in self.references]} if self.references else {}
         return {
+            **usual,
             "format": FORMAT,
             "metric": f"test_{self.metric}",
             "seeds": list(self.seeds),

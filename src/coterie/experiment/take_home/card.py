@@ -17,12 +17,15 @@ from coterie.data import Federation
 from coterie.engine.engine import one_thread
 from coterie.engine.fork_jobs import DoJobs, do_all
 from coterie.evaluation import Predictions
+from coterie.evaluation.adoption import FEDERATED
 from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
 from coterie.evaluation.bootstrap import draws, statistic
 from coterie.evaluation.metrics import AVERAGES
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
+from coterie.experiment.take_home import adopt
+from coterie.experiment.take_home.adopt import Adoption
 from coterie.methods.fields import AnyMethod
 from coterie.storage import files
 from coterie.storage.run_folder import environment, safe_name
@@ -116,7 +119,30 @@ def make_card(
         "benefit": gain,
         "learned_from": learned,
         "versions": versions,
-    }
+        "take_home": None,
+    } | ({} if result.take_home is None else _taken(result.take_home, result.task, i, config.seed))
+
+
+def rewrite_cards(adoption: Adoption, task: Task, out: Path, seed: int) -> None:
+    """Say in the cards of a finished run what the clients take home, now that they have chosen."""
+    with files.together(2 * len(adoption.names)):
+        for i, name in enumerate(adoption.names):
+            folder = out / "clients" / safe_name(name)
+            card = files.read_json(folder / "card.json") | _taken(adoption, task, i, seed)
+            files.write_json(folder / "card.json", card)
+            files.write_text(folder / "card.md", to_markdown(card, out))
+
+
+def _taken(adoption: Adoption, task: Task, i: int, seed: int) -> dict[str, Any]:
+    """Return the entries of a card that depend on what the client takes home."""
+    told = adoption.client(i)
+    test, validation = told.pop("test"), told.pop("validation")
+    names = [name for name in test if name != "ece"]
+    bounds = intervals(task, adoption.predictions.of(i), names, seed, adoption.names[i])
+    metrics = {"validation": validation, "test": test, "test_intervals": {name: list(bounds[name]) for name in names}}
+    told["federated_benefit"] = adoption.before.clients[i] if adoption.before else None
+    gain = adoption.benefit.clients[i] if adoption.benefit else None
+    return {"metrics": metrics, "benefit": gain, "take_home": told}
 
 
 def version() -> str:
@@ -200,7 +226,19 @@ def _paper(method: AnyMethod) -> str:
 def to_markdown(card: dict[str, Any], run: Path) -> str:
     """Return the card as Markdown, for people who would use the model."""
     lines = [f"# Model card: {card['client']}", "", _what(card), "", "## Is it better than training alone?", ""]
-    lines += [_worth(card), "", "## Data", "", *_data_table(card), "", "## Metrics", "", *_metric_table(card), ""]
+    lines += [
+        *_kept(card),
+        _worth(card),
+        "",
+        "## Data",
+        "",
+        *_data_table(card),
+        "",
+        "## Metrics",
+        "",
+        *_metric_table(card),
+        "",
+    ]
     lines += ["## Who it learned from", "", *_learned(card), "", "## How to use it", "", *_use(card, run), ""]
     lines += ["## How it was made", "", *_made(card)]
     return "\n".join(lines) + "\n"
@@ -216,6 +254,25 @@ def _what(card: dict[str, Any]) -> str:
         f"Round {schedule['selected_round']} of {schedule['rounds']} was chosen by {_words(schedule['selected_by'])}"
     )
     return f"This is the model of {who}. The method: {card['method']['paper']} {chosen}; test data had no part in that."
+
+
+def _kept(card: dict[str, Any]) -> list[str]:
+    """Say what the client chose to take home, if it could choose."""
+    taken = card.get("take_home")
+    if not taken:
+        return []
+    lines = [f"It takes home {adopt.words(taken)}."]
+    before = taken["federated_benefit"]
+    if before and taken["kept"] != FEDERATED:
+        gain = _with_interval(before["gain"], before["low"], before["high"], "+")
+        lines[-1] += f" The federated model's own gain would have been {gain}."
+    if taken["temperature"] is not None:
+        lines.append(f"Its outputs are divided by {taken['temperature']:.3f}, fitted on its validation data.")
+    if taken["threshold"] is not None:
+        lines.append(
+            f"It predicts the second class above {taken['threshold']:.3f}, a threshold chosen on its validation data."
+        )
+    return [" ".join(lines), ""]
 
 
 def _worth(card: dict[str, Any]) -> str:
@@ -311,6 +368,8 @@ def _cell(text: str) -> str:
 
 
 def _with_interval(value: float, low: float, high: float, sign: str = "") -> str:
+    if value is None or not np.isfinite(value):
+        return "not defined"
     return f"{_shown(value, sign)} ({LEVEL:.0%} interval {_shown(low, sign)} to {_shown(high, sign)})"
 
 

@@ -4,7 +4,8 @@
                   `torch.save` would put code or pickles in the file, which whoever opens it has to trust; here no part
                   is a pickle (the example inputs, which would be one, are left out). torch.export.load(FILE).module()
     onnx          by `torch.onnx`, needs coterie[onnx]: input x, output logits or probabilities
-    safetensors   the weights, under the names that the network has, and FILE.json, which says how to rebuild it
+    safetensors   the weights, under the names that the network has, and FILE.json, which says how to rebuild it; of an
+                  average of a federated and a local model, both, as federated.NAME and local.NAME
 
 All but safetensors hold the whole prediction: of a mixture, the collaborators' models and their weights. The first axis
 (the rows) has any length. Outputs are logits, as evaluation uses; with `probabilities`, their softmax.
@@ -24,8 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import ConfigError, CoterieError
+from coterie.core.tree import Params
+from coterie.evaluation.adoption import LOCAL
 from coterie.experiment.setup import Model
-from coterie.experiment.take_home.load import find_client, load
+from coterie.experiment.take_home.adopt import LOCAL_FILE
+from coterie.experiment.take_home.load import find_client, load, needs_local
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 
@@ -81,7 +85,7 @@ def export(
         raise ConfigError([f"probabilities: {why}"])
     about = {**about, "output": "probabilities" if probabilities else about_output(about)}
     if format == "safetensors":
-        files.write_tensors(path, files.read_tensors(folder / "model.safetensors"), {"format": "pt"})
+        files.write_tensors(path, _weights(folder, about), {"format": "pt"})
         files.write_json(path.with_name(path.name + ".json"), {**about, "weights": path.name})
         return path
     module = load(run, about["client"], model=model)
@@ -89,6 +93,18 @@ def export(
     content = (_torch if format == "torch" else _onnx)(module, about)
     files.write(path, lambda temporary: _save(temporary, content))
     return path
+
+
+def _weights(folder: Path, about: dict[str, Any]) -> Params:
+    """Return the weights of the model that the client takes home; of an average, those of both, by prefix."""
+    federated = files.read_tensors(folder / "model.safetensors")
+    if not needs_local(about):
+        return federated
+    local = files.read_tensors(folder / LOCAL_FILE)
+    if about["take_home"]["kept"] == LOCAL:
+        return local
+    both = {"federated": federated, "local": local}
+    return {f"{which}.{name}": value for which, flat in both.items() for name, value in flat.items()}
 
 
 def about_output(about: dict[str, Any]) -> str:

@@ -15,8 +15,11 @@ from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.core.method import Population
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
+from coterie.evaluation.adoption import FEDERATED
 from coterie.experiment.result import as_module
 from coterie.experiment.setup import Model
+from coterie.experiment.take_home.adopt import LOCAL_FILE
+from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod, build, find_method, suggest
 from coterie.models import find_model
 from coterie.storage import files
@@ -24,7 +27,7 @@ from coterie.storage.run_folder import FORMAT, read_rows, safe_name
 
 
 def load(run: str | Path, client: str | int, *, model: Model | None = None) -> nn.Module:
-    """Load the model that a client would deploy after a run.
+    """Load the model that a client takes home after a run.
 
     Args:
         run: the run folder.
@@ -33,7 +36,8 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
 
     Returns:
         A module in evaluation mode whose outputs are those that evaluation measured: logits or, in a regression,
-        values. It is the run's own network if the method deploys one, and otherwise predicts as the method does.
+        values. It is the run's own network if the method deploys one, and otherwise predicts as the method does. If
+        the clients chose what they take home, it is what this one chose.
 
     Raises:
         CheckpointError: the folder is not a run, has no models yet, or does not fit the model.
@@ -51,9 +55,14 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
     )
     method = _method(about)
     try:
-        return as_module(task, method, tree.unpack(flat, _like(task, method, about, flat)))
+        module = as_module(task, method, tree.unpack(flat, _like(task, method, about, flat)))
     except ValueError as error:
         raise CheckpointError(f"'{folder / 'model.safetensors'}' does not fit the model: {error}") from error
+    taken = about.get("take_home")
+    if taken is None:
+        return module
+    local = _local(folder, task) if needs_local(about) else None
+    return kept_module(module, local, taken["kept"], taken["temperature"], regression=task.kind == "regression")
 
 
 def find_client(run: str | Path, client: str | int) -> tuple[Path, dict[str, Any]]:
@@ -107,6 +116,20 @@ def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Mod
     if not isinstance(module, nn.Module):
         raise ConfigError([f"model '{name}' gave a {type(module).__name__}, not an nn.Module"])
     return module
+
+
+def needs_local(about: dict[str, Any]) -> bool:
+    """Return whether a client takes home its model trained alone, or an average with it, beside a federated one."""
+    taken = about.get("take_home") or {}
+    return bool(about["method"] != "local" and taken.get("kept", FEDERATED) != FEDERATED)
+
+
+def _local(folder: Path, task: Task) -> nn.Module:
+    params, like = files.read_tensors(folder / LOCAL_FILE), task.init()
+    try:
+        return task.module(tree.unpack(params, like))
+    except ValueError as error:
+        raise CheckpointError(f"'{folder / LOCAL_FILE}' does not fit the model: {error}") from error
 
 
 def _method(about: dict[str, Any]) -> AnyMethod:

@@ -31,7 +31,6 @@ from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
-from coterie.evaluation.metrics import METRICS
 from coterie.experiment.conclude import add_benefit
 from coterie.experiment.config import Config, parse_bytes, resolve
 from coterie.experiment.result import Result
@@ -220,11 +219,12 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     people = len(names), config.participants(len(names))
     population = Population(*people, task, rng.keys_of(names), store, seed=rng.server_seed(config.seed))
     like = State(method.init_server(params, population), population.rows(method.init_client(params)))
-    selected = files.read_json(run / "summary.json")["selected_round"]
+    summary = files.read_json(run / "summary.json")
+    selected = summary["selected_round"]
     if selected not in RunFolder(run).checkpoints():
         raise CheckpointError(f"'{run}' has no checkpoint of round {selected}, the selected one: run it again")
     state, _ = RunFolder(run).load(selected, like)
-    metric = config.select or METRICS[task.kind][0]
+    metric = str(summary["selected_by"]).split()[-1]
     return Finished(config, method, task, metric, names, state.server), about
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
+from coterie.evaluation.adoption import at_threshold
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.input_files import class_names, read_inputs
 from coterie.experiment.take_home.load import find_client, load
@@ -28,8 +29,9 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
         model: the model, if the run's was given in Python.
 
     Returns:
-        The client's name, and CSV with a line per row: the most likely class and each class's probability, or in a
-        regression the value. Class names that a spreadsheet would take for formulas begin with an apostrophe.
+        The client's name, and CSV with a line per row: the most likely class (or, if the client has a threshold of
+        its own, the class by that) and each class's probability, or in a regression the value. Class names that a
+        spreadsheet would take for formulas begin with an apostrophe.
 
     Raises:
         CoterieError: there is no such client, or the outputs do not fit a table.
@@ -48,8 +50,11 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
             f"each row has outputs of shape {shape}, which a CSV cannot hold: use coterie.load in Python"
         )
     names = class_names(about)
+    found = (about.get("take_home") or {}).get("threshold")
+    classes = (outputs if found is None else at_threshold(outputs, found)).argmax(1).tolist()
+    rows_of_p = outputs.double().softmax(1).tolist()
     shown = [csv_text(name) for name in names]
-    table = [[shown[int(row.argmax())], *(f"{p:.6g}" for p in row.tolist())] for row in outputs.double().softmax(1)]
+    table = [[shown[k], *(f"{p:.6g}" for p in row)] for k, row in zip(classes, rows_of_p, strict=True)]
     return about["client"], _csv(["predicted", *names], table)
 
 
