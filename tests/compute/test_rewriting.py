@@ -32,6 +32,8 @@ def rewritten(step: Callable[..., Tensor], *given: Tensor) -> tuple[list[Any], T
         lambda w, u, a, b: w - (a @ b).t().t() * 0.1,
         lambda w, u, a, b: w - 0.1 * (a @ b + 0.3 * (w - u)),
         lambda w, u, a, b: w - 0.1 * (0.3 * (w - u) + a @ b),
+        lambda w, u, a, b: w - u[0, 0] * (a @ b),  # a step size that is a tensor
+        lambda w, u, a, b: w - (a @ b + 0.3 * (w - u)) * u[0, 0],
         lambda w, u, a, b: (v := w - 0.1 * (a @ b)) - 0.2 * (a @ (b * v.sum()) + 0.3 * (v - u)),  # two steps
     ],
 )

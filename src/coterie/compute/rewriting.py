@@ -41,9 +41,11 @@ def _descend(graph: Graph, node: Any) -> None:
     value = node.meta["val"]
     if value.ndim != 2 or value.numel() < MIN_NUMBERS or value.dtype != torch.float32:
         return
-    if not _is_own(scaled, aten.mul.Tensor) or not isinstance(scaled.args[1], float):
+    if not _is_own(scaled, aten.mul.Tensor):
         return
-    gradient, rate = scaled.args
+    gradient, rate = scaled.args if _is_number(scaled.args[1]) else scaled.args[::-1]
+    if not _is_number(rate):
+        return
     product, rest = _product(gradient), None
     if product is None and _is_own(gradient, aten.add.Tensor) and not gradient.kwargs:
         one, other = gradient.args
@@ -53,7 +55,8 @@ def _descend(graph: Graph, node: Any) -> None:
     with graph.inserting_before(node):
         if rest is not None:
             weight = graph.call_function(aten.sub.Tensor, (weight, graph.call_function(aten.mul.Tensor, (rest, rate))))
-        first = graph.call_function(aten.mul.Tensor, (product.args[0], -rate))
+        other_way = graph.call_function(aten.neg.default, (rate,)) if isinstance(rate, Node) else -rate
+        first = graph.call_function(aten.mul.Tensor, (product.args[0], other_way))
         new = graph.call_function(aten.addmm.default, (weight, first, product.args[1]))
         new.meta["val"] = value  # of which a next step may be about
     node.replace_all_uses_with(new)
@@ -65,6 +68,11 @@ def _product(node: Any) -> Any:
     while _is_own(node, aten.t.default):
         node, turned = node.args[0], not turned
     return node if _is_own(node, aten.mm.default) and not turned else None
+
+
+def _is_number(rate: Any) -> bool:
+    """Tell whether this is a number, or a tensor that holds one: the step size is either."""
+    return isinstance(rate, float) or (isinstance(rate, Node) and rate.meta["val"].ndim == 0)
 
 
 def _is_own(node: Any, target: Any) -> bool:
