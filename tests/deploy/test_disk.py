@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from coterie.core import tree
-from coterie.core.errors import CheckpointError, CoterieError
+from coterie.core.errors import CheckpointError
 from coterie.deploy import certs
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.refused import Refused
 from coterie.deploy.store import Store
 from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
@@ -41,7 +40,7 @@ def full(monkeypatch):
 
 
 def left_over(folder):
-    return [path for path in folder.rglob("*.tmp")]
+    return list(folder.rglob("*.tmp"))
 
 
 def test_a_site_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(full, tmp_path):
@@ -182,10 +181,8 @@ def check_damaged(finished, tmp_path, number: int) -> None:
     site = Store(queue.sites["a"].root, book.run, "a")
     whole = vars(Ledger.load(root / "run"))
     round = site.states()[-1]
-    like = tree.unpack(files.read_checked(site._file("state", round)), None) if False else None
     kept = files.read_checked(site._file("state", round))
     answer = site.last_answer(queue.sites["a"].identity.public)
-    assert like is None
     for _ in range(number):
         what = draw.choice(("ledger", "checkpoint", "checkpoint", "state", "answer"))
         try:
@@ -213,9 +210,8 @@ def check_damaged(finished, tmp_path, number: int) -> None:
                     found = files.read_checked(copied.path / name)
                     assert found.keys() == kept.keys()
                     assert all(torch.equal(found[key], kept[key]) for key in kept)
-        except (CheckpointError, Refused, CoterieError) as error:
+        except CheckpointError:
             refused += 1
-            assert str(error)
         for each in ("run", "plain", "site"):
             shutil.rmtree(tmp_path / each, ignore_errors=True)
     assert refused > number / 2
