@@ -181,6 +181,25 @@ def test_what_the_method_cannot_combine_stops_nobody(tmp_path, monkeypatch):
     check(setup, server, queue, book, absent={1: {"b"}, 2: {"b"}, 3: {"b"}})
 
 
+def test_what_cannot_be_combined_with_the_others_stops_nobody(tmp_path, monkeypatch):
+    setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
+    original = type(setup.method).aggregate
+
+    def aggregate(self, state, ids, ups):
+        if failing and len(ids) > 1 and 1 in ids.tolist():
+            raise RuntimeError("singular together, though not alone")
+        return original(self, state, ids, ups)
+
+    failing = [True]
+    monkeypatch.setattr(type(setup.method), "aggregate", aggregate)
+    book = ledger()
+    result = server.run(book)
+    failing.clear()
+    assert book.sites["b"].refused == {"unusable": 3}
+    assert [row["participants"] for row in result.rounds] == [["a", "c", "d"]] * 3
+    check(setup, server, queue, book, absent={1: {"b"}, 2: {"b"}, 3: {"b"}})
+
+
 def test_the_others_result_is_as_without_a_bad_answer(tmp_path):
     fault = lambda d, name, round, e: [BAD["NaN"][0](e)] if (d, name, round) == ("from", "b", 2) else [e]  # noqa: E731
     setup, server, queue = make("fedavg", tmp_path, RULES, fault, reference=False)

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CheckpointError, CoterieError
 from coterie.deploy import settings
 from coterie.deploy.client_app import from_records, to_records
 from coterie.deploy.keys import identity_at, read_identity, read_keyring
@@ -50,7 +50,7 @@ def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -
     """Run or resume a federation; an error is also written to error.json in the run folder."""
     config, method, deploy = settings.read(run_config, own_data=False, own_model=model is not None)
     out = Path(deploy.out) if deploy.out else default_out(config)
-    with one_server(out):
+    with files.private(), one_server(out):
         if deploy.resume:
             ledger = Ledger.load(out)
             if ledger.finished:
@@ -69,7 +69,8 @@ def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -
         except Exception as error:
             ours = isinstance(error, CoterieError)
             text = str(error) if ours else f"{type(error).__name__}: {error} (the ServerApp's log has more)"
-            files.write_json(out / "error.json", {"error": text})
+            with contextlib.suppress(CheckpointError):  # on a full disk, the log alone has it
+                files.write_json(out / "error.json", {"error": text})
             raise
     say(f"written to {out}")
 
@@ -98,7 +99,8 @@ def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | No
     shared = Path(str(node.get("store") or os.environ.get("COTERIE_SITES", "sites")))  # shared by sites on one machine
     root = Path(str(node["folder"])) if node.get("folder") else shared / safe_name(name)
     own = site_data(config, node, name, data)
-    key = read_identity(Path(str(node["key"]))) if node.get("key") else identity_at(root / "site.key")
+    with files.private():
+        key = read_identity(Path(str(node["key"]))) if node.get("key") else identity_at(root / "site.key")
     known = read_keyring(Path(str(node["keys"])) if node.get("keys") else None)
     pinned = Path(str(node["server-key"])).read_text(encoding="utf-8").strip() if node.get("server-key") else None
     chosen = model if model is not None else config.model

@@ -6,7 +6,9 @@ the body. The header is signed. A body is read only if the header is valid.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -84,6 +86,28 @@ def check_combines(method: AnyMethod, server: Tree, index: int, up: Tree) -> Non
     except Exception as error:
         raise Refused("unusable", f"the method cannot combine it: {error}") from error
     check_finite(new)
+
+
+def combine_usable(ids: list[int], combine: Callable[[list[int]], Tree]) -> tuple[list[int], Tree]:
+    """Combine messages of which each could be combined alone; return the senders, and the result.
+
+    If all together fail, those are left out that cannot be combined with the ones before them.
+    """
+
+    def checked(some: list[int]) -> Tree:
+        new = combine(some)
+        check_finite(new)
+        return new
+
+    try:
+        return ids, checked(ids)
+    except Exception:
+        kept: list[int] = []
+        for each in ids:
+            with contextlib.suppress(Exception):
+                checked([*kept, each])
+                kept.append(each)
+        return kept, checked(kept)
 
 
 def check_finite(content: Tree) -> None:

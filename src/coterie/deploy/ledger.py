@@ -76,7 +76,7 @@ class Ledger:
             values[key] = {name: each.model_dump() for name, each in held.items()}
         values["sites"] = {name: vars(each) for name, each in self.sites.items()}
         values["mail"] = self.mail.save(out, self.round)
-        files.write_json(out / "deployment.json", values)
+        files.write_checked_json(out / "deployment.json", values)
         self.mail.drop_files(out, self.round)
         self.show(out)
 
@@ -86,7 +86,7 @@ class Ledger:
         path = out / "deployment.json"
         if not path.exists():
             raise CheckpointError(f"'{out}' is not a deployed run: it has no deployment.json")
-        values = files.read_json(path)
+        values = files.read_checked_json(path)
         try:
             for key, kind in (("declared", Declaration), ("cards", Card)):
                 values[key] = {

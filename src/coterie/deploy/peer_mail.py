@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from coterie.core import routes, tree
 from coterie.core.tree import Tree
-from coterie.deploy import seal, wire
+from coterie.deploy import guard, seal, wire
 from coterie.deploy.messages import Neighbours
 from coterie.deploy.refused import Refused
 from coterie.deploy.seal import Card, Route
@@ -94,8 +94,11 @@ def combine(method: AnyMethod, copy: Tree, heard: Mapping[int, Tree]) -> Tree:
     """Return the copy of the server after the messages of a round, {client id: message}."""
     if not heard:
         return copy
-    ids = sorted(heard)
-    return method.aggregate(copy, torch.tensor(ids), tree.stack([heard[i] for i in ids]))
+
+    def aggregate(ids: list[int]) -> Tree:
+        return method.aggregate(copy, torch.tensor(ids), tree.stack([heard[i] for i in ids]))
+
+    return guard.combine_usable(sorted(heard), aggregate)[1]
 
 
 def _sealed(

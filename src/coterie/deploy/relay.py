@@ -52,14 +52,14 @@ class Mailbox:
     def save(self, out: Path, round: int) -> dict[str, Any]:
         """Write the letters to a file; return the index that the ledger stores."""
         if self.letters:
-            files.write_tensors(self._file(out, round), {str(i): as_leaf(e.data) for i, e in enumerate(self.letters)})
+            files.write_checked(self._file(out, round), {str(i): as_leaf(e.data) for i, e in enumerate(self.letters)})
         index = [[each.round, each.sender, each.receiver] for each in self.letters]
         return {"letters": index, "heard": {str(key): names for key, names in self.heard.items()}}
 
     @classmethod
     def load(cls, out: Path, index: Any, round: int) -> Mailbox:
         """Read the letters of a round, given the ledger's index."""
-        flat = files.read_tensors(cls._file(out, round)) if index["letters"] else {}
+        flat = files.read_checked(cls._file(out, round)) if index["letters"] else {}
         letters = [Letter(each[0], each[1], each[2], as_bytes(flat[str(i)])) for i, each in enumerate(index["letters"])]
         return cls(letters, {int(key): names for key, names in index["heard"].items()})
 

@@ -8,6 +8,7 @@ which each site writes its model to its own disk.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -178,7 +179,12 @@ class Rounds:
             self._evaluated(answers)
         self._close_pending()
         if not last:
-            self._aggregate(number, [i for i in sampled if self.names[i] in answers], answers, down)
+            given = [i for i in sampled if self.names[i] in answers]
+            for i in {*given} - {*self._aggregate(number, given, answers, down)}:
+                name = self.names[i]
+                self.ledger.sites[name].refuse("unusable")
+                self.server.say(f"round {number}: {self.names[i]}'s message cannot be combined with the others'")
+                del answers[name]  # as if it had not been sampled
         for name in answers:
             self.ledger.base[name] = number
         self.ledger.round = number
@@ -386,18 +392,27 @@ class Rounds:
             RunFolder(self.server.out / "reference").append_round(self.ledger.pending_alone)
             self.ledger.pending_alone = None
 
-    def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> None:
-        accepted = [answers[self.names[i]] for i in ids]
-        info = tree.stack([each.info for each in accepted])
-        heard = ids if self.config.clients_heard is None else self.sim._smallest(
-            ids, self.config.clients_heard, "hearing", number
-        )  # fmt: skip
+    def _heard(self, number: int, ids: list[int]) -> list[int]:
+        if self.config.clients_heard is None:
+            return ids
+        return self.sim._smallest(ids, self.config.clients_heard, "hearing", number)
+
+    def _combine(self, number: int, answers: Mapping[str, Answer], ids: list[int]) -> Tree:
+        heard = self._heard(number, ids)
+        ups = tree.stack([answers[self.names[i]].up for i in heard])
+        return self.sim.place.aggregate(self.server.method, self.sim.state.server, torch.tensor(heard), ups)
+
+    def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> list[int]:
+        """Combine the answers of a round, and make its record; return whose answers were used."""
         method, place = self.server.method, self.sim.place
         up = down_bytes = 0
         server_info: Tree = {}
+        new: Tree = ()
         if self.setup.peers is None:
-            messages = tree.stack([answers[self.names[i]].up for i in heard])
-            new = place.aggregate(method, self.sim.state.server, torch.tensor(heard), messages)
+            ids, new = guard.combine_usable(ids, functools.partial(self._combine, number, answers))
+        accepted = [answers[self.names[i]] for i in ids]
+        info = tree.stack([each.info for each in accepted])
+        if self.setup.peers is None:
             self.sim.state = State(new, ())
             server_info = place.info(method, new)
             rows = torch.tensor([self.sim.sample(number).index(i) for i in ids])
@@ -409,7 +424,7 @@ class Rounds:
                     self.ledger.mail.put(number, self.names[i], to, data)
                     up += len(data)
             down_bytes = 0 if self.errands is None else self.errands.nbytes
-            self.ledger.mail.heard[number] = [self.names[i] for i in heard]
+            self.ledger.mail.heard[number] = [self.names[i] for i in self._heard(number, ids)]
         result = Round(ids, info, server_info, up, down_bytes)
         self.ledger.pending = _record(number, result, self.setup.federation)
         if self.forms.alone_info:
@@ -419,6 +434,7 @@ class Rounds:
             status = self.ledger.sites[self.names[i]]
             loss = answers[self.names[i]].info.get("loss")
             status.loss = None if loss is None else float(loss)
+        return ids
 
     def _show(self, number: int, answers: Mapping[str, Answer], training: frozenset[str]) -> None:
         for name, answer in answers.items():

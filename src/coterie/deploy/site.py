@@ -38,6 +38,7 @@ from coterie.deploy.work import Private, Workbench
 from coterie.experiment.config import Config
 from coterie.experiment.setup import Model
 from coterie.methods.fields import AnyMethod
+from coterie.storage import files
 
 Letters = dict[tuple[int, str], bytes]  # sealed, by round and sender
 
@@ -64,6 +65,10 @@ class Site:
 
     def answer(self, envelope: Envelope) -> Envelope:
         """Answer a message. Never raises: the answer has an error code, and the site's log has the details."""
+        with files.private():
+            return self._answer(envelope)
+
+    def _answer(self, envelope: Envelope) -> Envelope:
         message: ToSite | None = None
         try:
             message = guard.read_at_site(envelope)

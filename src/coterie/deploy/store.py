@@ -70,17 +70,20 @@ class Store:
             if base > 0:
                 raise Refused("state-lost", f"there is no state up to round {base} in '{self.path}'")
             return 0, initial
-        return found[-1], self._read("state", found[-1], initial)
+        try:
+            return found[-1], self._read("state", found[-1], initial)
+        except CheckpointError as error:
+            raise Refused("state-lost", str(error)) from error
 
     def save(self, round: int, state: Tree) -> None:
         """Write the state after a round, and delete old ones."""
-        files.write_tensors(self._file("state", round), tree.pack(state))
+        files.write_checked(self._file("state", round), tree.pack(state))
         for old in self.states()[:-MAX_STATES_KEPT]:
             self._file("state", old).unlink(missing_ok=True)
 
     def keep_copy(self, round: int, copy: Tree) -> None:
         """Write a peer's copy of the server as it is before `round`, and delete older ones."""
-        files.write_tensors(self._file("copy", round), tree.pack(copy))
+        files.write_checked(self._file("copy", round), tree.pack(copy))
         for old in self._rounds("copy"):
             if old != round:
                 self._file("copy", old).unlink(missing_ok=True)
@@ -93,7 +96,7 @@ class Store:
 
     def keep_candidate(self, kind: str, round: int, content: Tree, best: int) -> None:
         """Write a candidate; keep the best round so far, the newest before it, and this one."""
-        files.write_tensors(self._file(kind, round), tree.pack(content))
+        files.write_checked(self._file(kind, round), tree.pack(content))
         older = [each for each in self._rounds(kind) if each < best]
         for each in self._rounds(kind):
             if each not in (best, round, *older[-1:]):
@@ -141,7 +144,7 @@ class Store:
         files.write_json(self.path / name, value)
 
     def _read(self, kind: str, round: int, like: Tree) -> Tree:
-        flat = files.read_tensors(self._file(kind, round))
+        flat = files.read_checked(self._file(kind, round))
         try:
             return tree.unpack(flat, like)
         except ValueError as error:

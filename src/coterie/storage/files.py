@@ -12,7 +12,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from coterie.core import tree
@@ -20,6 +21,7 @@ from coterie.core.errors import CheckpointError
 from coterie.core.tree import Params
 from coterie.profiling import timed
 
+OWN_CHECKSUM = "checksum_of_this_file"  # a key of JSON files
 SYNC_ONCE_FILES = 1000  # so many files are worth one wait for the whole disk instead of one for each
 _sync_each = ContextVar("_sync_each", default=True)
 
@@ -43,6 +45,16 @@ def together(number: int) -> Iterator[None]:
     finally:
         _sync_each.reset(before)
         os.sync()
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """Let only the owner read the files and folders that are made in the block, whatever the process's umask is."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @timed("write")
@@ -108,6 +120,40 @@ def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
 
 
+def write_checked(path: Path, flat: Params) -> None:
+    """Write tensors with a checksum of their names, types, shapes and values."""
+    write_tensors(path, flat, {"checksum": _content_checksum(flat)})
+
+
+def read_checked(path: Path) -> Params:
+    """Read a file of `write_checked`; raise `CheckpointError` if anything in it has changed since."""
+    flat = read_tensors(path)
+    with safe_open(path, "pt") as file:
+        recorded = (file.metadata() or {}).get("checksum")
+    if recorded != _content_checksum(flat):
+        raise CheckpointError(f"'{path}' is corrupted: its checksum is not the one recorded when it was written")
+    return flat
+
+
+def write_checked_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON table with a checksum of its values."""
+    write_json(path, value | {OWN_CHECKSUM: _value_checksum(value)})
+
+
+def read_checked_json(path: Path) -> dict[str, Any]:
+    """Read a file of `write_checked_json`; raise `CheckpointError` if anything in it has changed since.
+
+    Files of earlier versions have no checksum; they are read as they are.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"'{path}' cannot be read: it is not a table")
+    recorded = value.pop(OWN_CHECKSUM, None)
+    if recorded is not None and recorded != _value_checksum(value):
+        raise CheckpointError(f"'{path}' is corrupted: its checksum is not the one recorded when it was written")
+    return value
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -127,6 +173,20 @@ def check(path: Path, expected_checksum: str) -> None:
 def checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _content_checksum(flat: Params) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    for name, leaf in sorted(tree.separate(flat).items()):
+        digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)} ".encode())
+        dense = leaf.reshape(-1).clone(memory_format=torch.contiguous_format)  # a broadcast number has no stride
+        digest.update(dense.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _value_checksum(value: dict[str, Any]) -> str:
+    as_read = json.loads(to_json(value))  # with text for numbers that are keys
+    return hashlib.blake2b(json.dumps(as_read, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def _finite(value: Any) -> Any:

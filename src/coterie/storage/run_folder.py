@@ -127,13 +127,11 @@ class RunFolder:
         target = self._checkpoint(round)
         building = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(building, ignore_errors=True)
-        flat, rows = segments.write(target.parent, state)
-        flat, same = _once(flat)
-        files.write_tensors(building / "state.safetensors", flat)
-        digest = files.checksum(building / "state.safetensors")
-        about: dict[str, Any] = {"format": FORMAT, "round": round, "best": best, "checksum": digest}
-        about |= {"format": PAGED, "rows": rows} if rows else {}
-        files.write_json(building / "state.json", about | ({"format": SHARED, "same": same} if same else {}))
+        try:
+            rows = self._build(building, round, state, best)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)  # of a full disk, for example
+            raise
         shutil.rmtree(target, ignore_errors=True)
         building.rename(target)
         rounds = self.checkpoints()
@@ -142,6 +140,18 @@ class RunFolder:
                 shutil.rmtree(self._checkpoint(old), ignore_errors=True)
         if rows:
             segments.prune(target.parent, [self._checkpoint(kept) for kept in self.checkpoints()])
+
+    def _build(self, building: Path, round: int, state: State, best: int | None) -> Any:
+        """Write a checkpoint into a folder of another name; return what it says of rows in shared files."""
+        flat, rows = segments.write(building.parent, state)
+        flat, same = _once(flat)
+        files.write_tensors(building / "state.safetensors", flat)
+        digest = files.checksum(building / "state.safetensors")
+        about: dict[str, Any] = {"format": FORMAT, "round": round, "best": best, "checksum": digest}
+        about |= {"format": PAGED, "rows": rows} if rows else {}
+        about |= {"format": SHARED, "same": same} if same else {}
+        files.write_checked_json(building / "state.json", about)
+        return rows
 
     def checkpoints(self) -> list[int]:
         return sorted(int(path.name.removeprefix("round-")) for path in (self.path / "checkpoints").glob("round-*"))
@@ -160,8 +170,8 @@ class RunFolder:
             CheckpointError: it is not intact, or of another run.
         """
         folder = self._checkpoint(round)
-        about = files.read_json(folder / "state.json")
-        if not isinstance(about, dict) or about.get("format", 0) > SHARED:
+        about = files.read_checked_json(folder / "state.json")
+        if about.get("format", 0) > SHARED:
             raise CheckpointError(f"'{folder}' was written by a newer version of Coterie: update Coterie to read it")
         flat = files.read_tensors(folder / "state.safetensors", about.get("checksum", ""))
         try:
