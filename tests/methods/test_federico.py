@@ -9,7 +9,7 @@ from torch import nn
 
 from coterie.core import tree
 from coterie.core.batches import Batches
-from coterie.core.method import Population
+from coterie.core.method import Newcomer, Population
 from coterie.core.optimizers import SGD, Adam
 from coterie.core.rng import keys_of
 from coterie.core.routes import NOBODY, Addressed, Asked
@@ -407,3 +407,18 @@ def test_clients_find_those_with_the_same_labels(seed):
     assert mass.mean() > 0.9  # 0.5 by chance
     assert mass.min() > 0.6
     assert sim.evaluate(12, LOOP)["test"]["accuracy"].mean() > 0.6
+
+
+def test_a_newcomer_begins_at_the_mean_of_those_heard_and_changes_no_model_but_its_own():
+    method, ids = FedeRiCo(SGD(0.1)), torch.tensor([3])
+    server = method.init_server({"w": torch.zeros(1)}, Population(4, 4))
+    server = server._replace(
+        models={"w": torch.tensor([[1.0], [5.0], [9.0], [0.0]])}, heard=torch.tensor([True, True, False, False])
+    )
+    joined = method.onboard(task(), Newcomer(server, {"w": torch.zeros(1)}), ids, None).server
+    assert joined.models["w"].flatten().tolist() == [1.0, 5.0, 9.0, 3.0]
+    losses = Losses(*(torch.zeros(1, 4) for _ in range(2)), torch.ones(1, 4, dtype=torch.bool))
+    steps = Contributions(torch.tensor([[0.5, 0.5]]), {"w": torch.tensor([[[2.0], [2.0]]])}, {})
+    ups = Addressed(losses, torch.tensor([[3, 0]]), steps)
+    after = method.onboard(task(), Newcomer(joined, {"w": torch.zeros(1)}), ids, ups).server
+    assert after.models["w"].flatten().tolist() == [1.0, 5.0, 9.0, 1.0]  # it contributed to client 0 in vain
