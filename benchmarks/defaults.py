@@ -123,7 +123,7 @@ def choosing_cases() -> tuple[Case, ...]:
         ),
         Case(
             "digits, 6 alike",
-            "6 clients that are alike, step size 0.1",
+            "6 clients that are alike, 20 rounds, step size 0.1",
             "accuracy",
             {"data": "digits", "partition": "iid", "clients": 6, "lr": 0.1, "rounds": 20},
         ),
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asking.add_argument("--cache", type=Path, default=ROOT / "build" / "defaults", metavar="FOLDER")
     asking.add_argument("--out", type=Path, default=ROOT / "docs" / "defaults.md", metavar="FILE")
     asked = asking.parse_args(arguments)
-    seeds = CHOOSING_SEEDS if asked.choosing else SEEDS
+    seeds: Sequence[int] = CHOOSING_SEEDS if asked.choosing else SEEDS
     seeds = seeds[:1] if asked.quick else seeds
     wanted = [
         case

@@ -337,6 +337,33 @@ def test_the_code_of_a_method_is_its_file_and_its_parts(monkeypatch: pytest.Monk
     assert common.code("scaffold") == before["scaffold"]
 
 
+def test_renewed_rows_leave_the_others_of_the_page_as_they_are(tmp_path: Path) -> None:
+    defaults = load("defaults")
+    case = defaults.cases()[0]
+    local = {"scores": [[0.5, 0.7], [0.5, 0.7]]}
+
+    def page(kept: dict[str, str], **scores: list[list[float]]) -> str:
+        results = {case.name: {"local": local, **{name: {"scores": found} for name, found in scores.items()}}}
+        return str(defaults.page(results, [case], (0, 1), kept))
+
+    old, out = page({}, fedprox=[[0.6, 0.7], [0.6, 0.7]], moon=[[0.5, 0.5], [0.5, 0.5]]), tmp_path / "page.md"
+    out.write_text(old)
+    kept = defaults.old_rows(out)
+    assert kept["local"] == "| `local` scores | 60.0 |"
+    new = page(kept, moon=[[0.9, 0.9], [0.9, 0.9]])
+    assert kept["fedprox"] in new.splitlines()
+    assert kept["moon"] not in new.splitlines()
+    assert "| `moon` | +30.0 ± 0.0, 100 % |" in new.splitlines()
+    failed = {case.name: {"local": local, "moon": {"failed": "it diverged"}}}
+    assert "| `moon` | failed: it diverged |" in defaults.page(failed, [case], (0, 1))
+
+
+def test_what_is_said_about_methods_in_the_page_of_defaults_names_methods() -> None:
+    said = load("defaults").notes()
+    assert said
+    assert all(line.startswith("- `") and line.endswith(".") for line in said)
+
+
 def test_mutants_are_single_changes_with_names_that_do_not_depend_on_layout() -> None:
     from mutants import mutants
 

@@ -8,16 +8,18 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from coterie.core import tree
-from coterie.core.method import Population
+from coterie.core.batches import Batches
+from coterie.core.method import Newcomer, Population
 from coterie.core.optimizers import SGD, Adam
 from coterie.core.rng import keys_of
-from coterie.core.routes import Addressed
+from coterie.core.routes import NOBODY, Addressed, Asked
 from coterie.core.task import Task
 from coterie.data.federation import from_clients
-from coterie.data.minibatches import Plan
+from coterie.data.minibatches import Plan, draw
 from coterie.engine import make_peers
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedeRiCo, Local
+from coterie.methods.federico import Down
 from coterie.parts.mixtures import (
     Contributions,
     Losses,
@@ -29,7 +31,7 @@ from coterie.parts.mixtures import (
     track_losses,
 )
 
-from .quadratic import LOOP, SIZES, STACKED, hessians, linear_terms, loss, simulation
+from .quadratic import LOOP, SIZES, STACKED, hessians, linear_terms, loss, simulation, task
 
 COUNT = torch.tensor(SIZES, dtype=torch.float64)
 EVERYBODY = FedeRiCo(SGD(0.01), local_work="gradient", mode="all-to-all", beta=1.0, temperature=4.0)
@@ -114,6 +116,30 @@ def test_the_default_round_goes_the_weighted_ways_over_their_total_weight():
                 end = end - 0.05 * (hessian @ end - term)
             expected[j] -= weights[i, j] * (start - end) / total[j].clamp_min(1.0)
     torch.testing.assert_close(models(sim), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("m_step", ["at-hand", "all"])
+def test_contributions_weigh_by_the_posterior_over_the_models_at_hand(m_step):
+    """With M = 1 of three clients, two models are at hand; `all` leaves their weights as eq. 3 has them over three."""
+    method = FedeRiCo(SGD(0.05), neighbours=1, m_step=m_step, temperature=4.0)
+    whose = torch.tensor([0, 2, NOBODY])  # its own, another's, and room for a third
+    losses = Losses(torch.tensor([0.4, 0.1, 0.7]), torch.tensor([0.4, 0.1, 0.7]), torch.ones(3, dtype=torch.bool))
+    sim = simulation(method, steps=1)
+    models = tree.broadcast(task().init(), 3)
+    batches = drawn_for(sim, 0)
+    _, up, _ = method.local_update(sim.task, (), Down(Asked(whose, models), losses), batches)
+    tracked = losses.tracked.clone()
+    mine = 4.0 * mean_losses(task().init()["weight"].reshape(1, -1))[0, 0]
+    for j in (0, 2):
+        tracked[j] = 0.4 * tracked[j] + 0.6 * mine
+    weight = torch.softmax(-tracked, 0)[[0, 2]]
+    expected = weight / weight.sum() if m_step == "at-hand" else weight
+    torch.testing.assert_close(up.parts.weight, torch.cat([expected, torch.zeros(1)]), rtol=1e-5, atol=1e-6)
+
+
+def drawn_for(sim: Simulation, client: int) -> Batches:
+    drawn = draw(sim.federation, [client], sim.plan, seed=0, purpose="test", round=1)
+    return drawn._replace(index=drawn.index[0], mask=drawn.mask[0], key=drawn.key[0], count=drawn.count[0])
 
 
 def quadratic_losses(phi: torch.Tensor) -> torch.Tensor:
@@ -388,3 +414,18 @@ def test_clients_find_those_with_the_same_labels(seed):
     assert mass.mean() > 0.9  # 0.5 by chance
     assert mass.min() > 0.6
     assert sim.evaluate(12, LOOP)["test"]["accuracy"].mean() > 0.6
+
+
+def test_a_newcomer_begins_at_the_mean_of_those_heard_and_changes_no_model_but_its_own():
+    method, ids = FedeRiCo(SGD(0.1)), torch.tensor([3])
+    server = method.init_server({"w": torch.zeros(1)}, Population(4, 4))
+    server = server._replace(
+        models={"w": torch.tensor([[1.0], [5.0], [9.0], [0.0]])}, heard=torch.tensor([True, True, False, False])
+    )
+    joined = method.onboard(task(), Newcomer(server, {"w": torch.zeros(1)}), ids, None).server
+    assert joined.models["w"].flatten().tolist() == [1.0, 5.0, 9.0, 3.0]
+    losses = Losses(*(torch.zeros(1, 4) for _ in range(2)), torch.ones(1, 4, dtype=torch.bool))
+    steps = Contributions(torch.tensor([[0.5, 0.5]]), {"w": torch.tensor([[[2.0], [2.0]]])}, {})
+    ups = Addressed(losses, torch.tensor([[3, 0]]), steps)
+    after = method.onboard(task(), Newcomer(joined, {"w": torch.zeros(1)}), ids, ups).server
+    assert after.models["w"].flatten().tolist() == [1.0, 5.0, 9.0, 1.0]  # it contributed to client 0 in vain

@@ -569,6 +569,7 @@ def test_buffers_are_averaged_by_the_weights():
     method = FedMAP()
     params = {"w": torch.zeros(2), "mean": torch.zeros(1)}
     server = method.init_server(params, Population(3, 2))
+    assert server.weight.tolist() == [0, 0, 0]  # nobody was heard
     ups = Up({"w": torch.zeros(2, 2)}, torch.tensor([1.0, 3.0]).log(), {"mean": torch.tensor([[1.0], [5.0]])})
     server = method.aggregate(server, torch.tensor([0, 2]), ups)
     torch.testing.assert_close(server.gamma["mean"], torch.tensor([4.0]))  # 1/4 1 + 3/4 5, not 3

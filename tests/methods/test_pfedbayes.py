@@ -129,3 +129,18 @@ def test_the_automatic_spread_is_a_tenth_of_each_tensors_weights():
     for name, square in rms.items():
         torch.testing.assert_close(found[name], torch.full(params[name].shape, square**0.5 / 10))
     assert all(rho.dtype == torch.float32 for rho in q.rho.values())
+
+
+def test_the_mean_of_the_localised_global_model_goes_no_further_than_the_posteriors():
+    """prior_lr is far above sigma^2 here: w_i is q_i after every step, and so the pull is 0."""
+    lr = 0.1
+    sim = simulation(PFedBayes(SGD(lr), sigma=0.01, prior_lr=2.0, noise=False, learn_variance=False), steps=3)
+    x0 = task().init()["weight"].flatten()
+    sim.train(1, LOOP)
+    expected = 0
+    for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
+        mu = x0
+        for _ in range(3):
+            mu = mu - lr * (h @ mu - b)
+        expected = expected + SHARE[k] * mu
+    torch.testing.assert_close(sim.state.server.mu["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)

@@ -1,8 +1,11 @@
 import torch
 
+from coterie import testing
+from coterie.core import tree
 from coterie.core.optimizers import SGD
 from coterie.core.routes import NOBODY
-from coterie.parts.mixtures import Contributions, apply_contributions, choose_owners
+from coterie.core.training import train
+from coterie.parts.mixtures import Contributions, apply_contributions, choose_owners, contributions
 
 MODELS = {"w": torch.tensor([[10.0], [20.0]]), "mean": torch.tensor([[1.0], [2.0]])}
 AT = torch.tensor([[0, 1], [0, -1]])  # what the second sender has beside is for a model elsewhere
@@ -39,3 +42,20 @@ def test_a_client_comes_first_and_then_the_highest_scores_that_are_allowed():
     allowed = torch.tensor([[False, True, True, False], [False, False, False, True]])
     owners = choose_owners(score, allowed, torch.tensor([0, 1]), 3)
     assert owners.tolist() == [[0, 1, 2], [1, 3, NOBODY]]
+
+
+def test_what_a_client_contributes_to_buffers_is_how_far_they_moved():
+    """Weights 0.25 and 0.75 of two models that begin equal: 0.75 of the way that training alone moves a buffer."""
+    task, batches, sgd = testing.task(), testing.batches(1), SGD(0.1)
+    models, weight = tree.broadcast(task.init(), 2), torch.tensor([0.25, 0.75])
+    found = contributions(task, sgd, models, weight, torch.ones(()), batches)
+    trained, buffers = task.split(task.init())
+    end = train(task, sgd, task.init(), batches)[0]
+    moving = [name for name, value in buffers.items() if value.is_floating_point()]
+    assert moving
+    for name in moving:
+        assert not torch.equal(end[name], buffers[name])
+        for model, share in enumerate((0.25, 0.75)):
+            torch.testing.assert_close(found.buffers[name][model], share * (end[name] - buffers[name]))
+    for name, value in trained.items():
+        torch.testing.assert_close(found.trained[name][1], 0.75 * (value - end[name]), rtol=1e-4, atol=1e-6)

@@ -20,11 +20,11 @@ have become small, the pull is so strong that it just reaches it (`_weights`). z
 which the pull takes back a tenth of a client's way in a round (`coterie.parts.pulls`), whatever n_i, sigma and the
 schedule are: n_i sigma^2 / 10 over the step size times the number of steps. sigma is a number or `auto` (default): for
 each tensor a tenth of its initial root mean square, so that noise is small beside the weights of every layer. (0.1 is
-larger than the weights of a layer of 64 inputs, which begin with 0.07.)
-Buffers follow q_i's forward passes and are averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i
-with each minibatch, with its present sigma: a tenth, with `auto`. A client's q_i starts at the w that it receives when
-it first takes part. Clients are averaged by n_i; the paper, uniformly. The optimiser trains rho like any parameter, so
-that its `weight_decay` also draws rho to 0, and sigma to log 2 = 0.69. Leave it at 0: the prior already regularises.
+larger than the weights of a layer of 64 inputs, which begin with 0.07.) Buffers follow q_i's forward passes and are
+averaged. The mean of w_i goes prior_lr / sigma^2 of its way to that of q_i with each minibatch, with its present sigma:
+a tenth, with `auto`, and never more than all of it. A client's q_i starts at the w that it receives when it first takes
+part. Clients are averaged by n_i; the paper, uniformly. The optimiser trains rho like any parameter, so that its
+`weight_decay` also draws rho to 0, and sigma to log 2 = 0.69. Leave it at 0: the prior already regularises.
 """
 
 from __future__ import annotations
@@ -195,11 +195,10 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
             for name, rho in prior.rho.items()
         }
 
-    def _prior_step(self, prior: Gaussian, path: str) -> Tensor | float:
-        """Return the step size of one tensor of w_i."""
-        if self.prior_lr != "auto":
-            return self.prior_lr
-        return F.softplus(prior.rho[path.partition("/")[2]]) ** 2 / 10
+    def _prior_step(self, prior: Gaussian, path: str) -> Tensor:
+        """Return the step size of one tensor of w_i: at most its variance, with which its mean reaches that of q_i."""
+        variance = F.softplus(prior.rho[path.partition("/")[2]]) ** 2
+        return variance / 10 if isinstance(self.prior_lr, str) else variance.clamp_max(self.prior_lr)
 
 
 def divergence(q: Gaussian, w: Gaussian, weights: Params | None = None) -> Tensor:
