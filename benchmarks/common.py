@@ -290,8 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in chosen
     }
     for name in list(results):
-        if missing := [each for each in ("local", "fedavg") if "scores" not in (results[name][each] or {})]:
-            print(f"{name}: left out, there is no result of {' and '.join(missing)}: run it first", file=sys.stderr)
+        if absent := [each for each in ("local", "fedavg") if "scores" not in (results[name][each] or {})]:
+            print(f"{name}: left out, there is no result of {' and '.join(absent)}: run it first", file=sys.stderr)
             del results[name]
     if not results:
         return 1
