@@ -242,6 +242,8 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
         told += [f"## {case.name}", "", case.about + ".", ""]
         told += ["| method | lr | test | worst tenth | gain | gaining | bytes | time |", "|---" * 8 + "|"]
         told += [*(line(name, found[name], local, fedavg) for name in ranked), ""]
+    if missing := [case.name for case in cases() if case.name not in results]:
+        told += [f"Not run yet: {'; '.join(missing)}.", ""]
     told += ["## What looks odd, and why", ""]
     odd = remarks(results)
     told += [
@@ -287,12 +289,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         for case in chosen
     }
-    for case, found in results.items():
-        if unlike := [name for name in ("local", "fedavg") if "scores" not in (found[name] or {})]:
-            print(
-                f"{case}: there is no result of {' and '.join(unlike)} to compare with: run it first", file=sys.stderr
-            )
-            return 1
+    for name in list(results):
+        if absent := [each for each in ("local", "fedavg") if "scores" not in (results[name][each] or {})]:
+            print(f"{name}: left out, there is no result of {' and '.join(absent)}: run it first", file=sys.stderr)
+            del results[name]
+    if not results:
+        return 1
     notes = tomllib.loads(NOTES.read_text(encoding="utf-8")) if NOTES.exists() else {}
     text = page(results, notes)
     whole = not asked.quick and not asked.only and not asked.methods

@@ -317,7 +317,7 @@ def test_the_common_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr() == (first.out, "")
     monkeypatch.setattr(common, "code", lambda method: "changed")
     assert common.main([*asked, "--page"]) == 1
-    assert "digits: there is no result of local and fedavg to compare with" in capsys.readouterr().err
+    assert "digits: left out, there is no result of local and fedavg: run it first" in capsys.readouterr().err
 
 
 def test_the_code_of_a_method_is_its_file_and_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
