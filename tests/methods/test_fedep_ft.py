@@ -8,13 +8,16 @@ from torch import nn
 
 from coterie import testing
 from coterie.core import tree
+from coterie.core.method import Newcomer
 from coterie.core.optimizers import SGD
 from coterie.core.task import Task
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
+from coterie.experiment.take_home.onboard import Guest
 from coterie.methods import FedEPFT, Local
 from coterie.methods.fedep_ft import _curvature
+from coterie.storage.state import State
 
 from . import quadratic
 from .quadratic import STACKED
@@ -106,6 +109,21 @@ def test_one_client_gets_its_own_posterior():
     mean = (PRIOR * begin + linear[0]) / (PRIOR + precision[0])
     torch.testing.assert_close(sim.state.server.w["weight"].flatten(), mean, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(sim.state.server.precision["weight"].flatten(), PRIOR + precision[0])
+
+
+def test_a_newcomer_adds_its_site_to_its_own_copy():
+    data = axes()
+    precision, linear = exact(data)
+    method = FedEPFT(SGD(0.3), damping=1.0, prior=PRIOR)
+    sim = start(method, dataclasses.replace(data, clients={name: data.clients[name] for name in ("c0", "c1")}))
+    sim.train(1, STACKED)
+    finished = sim.state.server
+    sim = start(method, dataclasses.replace(data, clients={"c2": data.clients["c2"]}))
+    sim.place, sim.state = Guest(task(), Newcomer(finished, task().init()), 0), State(finished, sim.state.clients)
+    for number in (1, 2):
+        sim.train(number, STACKED)
+        mean = (PRIOR * task().init()["weight"].flatten() + linear.sum(0)) / (PRIOR + precision.sum(0))
+        torch.testing.assert_close(sim.state.server.w["weight"].flatten(), mean, rtol=1e-6, atol=1e-8)
 
 
 def test_one_client_deploys_what_its_solver_made():

@@ -20,8 +20,9 @@ Deviations:
   that it went, which is about gamma grad f_i(w) with gamma = lr times its steps. That gamma, averaged over clients as
   the ways are, is also the noise's. `gradient` is the equations above with gamma = lr: one gradient of all of the
   client's examples in a round (the paper's is of a minibatch), whatever the number of epochs.
-- `temperature`: the paper's T = 1 with a flat prior spreads a network's many undetermined weights ever wider, as a
-  random walk. The default, 0.01, is a cold posterior.
+- The prior is flat, so that at T = 1 weights of a network that the data do not determine spread ever wider, as a random
+  walk. Where that costs more than it gains, a lower `temperature` (a cold posterior) or the optimiser's `weight_decay`
+  bounds it.
 - Where only some clients are heard, n is their mean number of examples times the number of all clients.
 - Largest numbers are those of each tensor, in place of the norm of the whole gradient, which rounds most of them to 0.
 - Buffers are averaged, unquantised and without noise. The fine-tuned model is never sent or kept. A newcomer
@@ -76,7 +77,7 @@ class QLSDFT(Method[Server, tuple[()], Params, Up]):
 
     optimizer: Optimizer = SGD()
     local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "epochs"
-    temperature: Annotated[float, Field(ge=0, description="T, of the posterior; 0 adds no noise")] = 0.01
+    temperature: Annotated[float, Field(ge=0, description="T, of the posterior; 0 adds no noise")] = 1.0
     levels: Annotated[
         int, Field(ge=0, le=MOST_LEVELS, description="s, of the quantiser; 0 sends numbers as they are")
     ] = 127

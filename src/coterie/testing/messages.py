@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.method import Population
+from coterie.core.routes import Addressed
 from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.methods import METHODS
@@ -110,6 +111,8 @@ def _parts(message: Any) -> list[tuple[str, Any]]:
     """The fields of a message with the models in them put together: parts of one model are one thing."""
     if isinstance(message, dict):
         return [("", message)] if message else []
+    if isinstance(message, Addressed) and not tree.leaves(message.parts):  # nobody but the server is told anything
+        return _parts(message.own)
     if hasattr(message, "_asdict"):
         fields = {name: part for name, part in message._asdict().items() if tree.leaves(part)}
         model_parts = [part for name, part in fields.items() if isinstance(part, dict) and name not in WORDS]
@@ -138,6 +141,7 @@ def _which(names: set[str], task: Task) -> list[str]:
         (everything, "model"),
         (everything - task.unsent, "model"),
         (trained, "model without statistics"),
+        (everything - trained - task.unsent, "statistics"),
         (everything - norm, "model without normalisation layers"),
         (everything - norm - frozen, "model without normalisation layers"),
         (set(task.head_names), "head"),

@@ -179,3 +179,8 @@ def _floats(values):
 
 def _plain(row):
     return {key: value for key, value in row.items() if key not in ("method", "seed")}
+
+
+def test_withheld_examples_are_those_of_each_seed(one_after_another):
+    found, alone = (run(("fedfomo",), 2, rounds=2) for run in (compare, one_after_another))
+    assert_close(found.rows, alone.rows)
