@@ -33,6 +33,7 @@ from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedbayes import PFedBayes
 from coterie.methods.pfedbred import PFedBreD
+from coterie.methods.pfedgp import PFedGP
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.pfedvmp import PFedVMP
 from coterie.methods.scaffold import Scaffold
@@ -65,6 +66,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "pfedbred": PFedBreD,
     "pfedme": PFedMe,
     "pfedbayes": PFedBayes,
+    "pfedgp": PFedGP,
     "ditto": Ditto,
     "apfl": APFL,
     "fedala": FedALA,
@@ -100,6 +102,7 @@ __all__ = [
     "Local",
     "PFedBayes",
     "PFedBreD",
+    "PFedGP",
     "PFedMe",
     "PFedVMP",
     "PerFedAvg",

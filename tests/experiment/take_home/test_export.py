@@ -15,8 +15,8 @@ from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.take_home.export import export
 from tests.experiment.conftest import QUICK, two_kinds
 
-# One model; a mixture of collaborators; a model with prototypes.
-KINDS = ["fedmap", "federico", "fedproto"]
+# One model; a mixture of collaborators; a model with prototypes; one with Gaussian processes.
+KINDS = ["fedmap", "federico", "fedproto", "pfedgp"]
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 
 

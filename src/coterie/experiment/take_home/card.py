@@ -111,6 +111,7 @@ def make_card(
         "level": LEVEL,
         "benefit": gain,
         "learned_from": learned,
+        "holds": result.method.view_holds or None,
         "versions": versions,
     }
 
@@ -285,6 +286,11 @@ def _use(card: dict[str, Any], run: Path) -> list[str]:
     if card["outputs"] == "logits":
         lines[-1] += " (their softmax are the probabilities, which `coterie predict` writes)"
     lines[-1] += ". It was measured on data of this client only; elsewhere, measure it again."
+    if card["holds"]:
+        lines += [
+            "",
+            f"The file of this model holds {card['holds']}: keep it, and what is exported of it, with the data.",
+        ]
     return lines
 
 
