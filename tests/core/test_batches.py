@@ -67,3 +67,70 @@ def test_withheld_examples_are_minibatches_of_their_own():
     assert torch.equal(out.mask, part.mask)
     assert out.key.shape == (1, 2)
     assert out.withheld == ()
+
+
+def numbered(drawn, labels, mask=None) -> Batches:
+    """One epoch of two minibatches with the positions `drawn`; `labels` are those of positions 0, 1, ..."""
+    index = torch.tensor(drawn).reshape(1, 2, -1)
+    mask = torch.ones(index.shape) if mask is None else torch.tensor(mask, dtype=torch.float32).reshape(index.shape)
+    x = torch.arange(len(labels), dtype=torch.float32)
+    return Batches(x, torch.tensor(labels), index, mask, torch.tensor([[5, 6]]), torch.tensor(float(index.numel())))
+
+
+def test_whole_has_every_example_once_in_the_order_of_the_pool():
+    batch = numbered([7, 2, 9, 4, 2, 0], [0] * 10, [1, 1, 2, 1, 1, 0]).whole(8).batch()
+    assert batch.mask.tolist() == [1, 1, 1, 2, 0, 0, 0, 0]  # 2 was drawn twice, 0 is masked
+    assert batch.x.tolist() == [2, 4, 7, 9, 2, 4, 7, 9]  # padding repeats the others
+    assert batch.key == 5
+
+
+def test_whole_does_not_depend_on_the_order_or_on_padding():
+    one = numbered([7, 2, 9, 4], [0] * 10).whole(6)
+    other = numbered([4, 9, 2, 7, 1, 1], [0] * 10, [1, 1, 1, 1, 0, 0]).whole(6)
+    for field in ("index", "mask", "key"):
+        assert torch.equal(getattr(one, field), getattr(other, field))
+
+
+def test_whole_takes_of_every_class_its_share():
+    labels = [0] * 8 + [1] * 4 + [2] * 2
+    drawn = torch.randperm(14, generator=torch.Generator().manual_seed(1)).tolist()
+    batch = numbered(drawn, labels).whole(7).batch()
+    assert batch.y.bincount().tolist() == [4, 2, 1]
+    assert sorted(batch.x.tolist()) == batch.x.tolist()
+    # Those of a class are the first that were drawn, so that another epoch takes others.
+    assert set(batch.x[batch.y == 1].tolist()) == set([each for each in drawn if 8 <= each < 12][:2])
+    assert numbered(drawn, labels).whole(3).batch().y.tolist() == [0, 1, 2]  # one of each comes first
+
+
+def test_whole_without_classes_takes_the_first():
+    batches = numbered([5, 3, 1, 0], [0] * 6)
+    assert batches._replace(y=torch.randn(6)).whole(2).index.tolist() == [[[3, 5]]]
+
+
+def test_whole_of_each_epoch_and_of_none():
+    two = batches().whole(4)
+    assert two.index.tolist() == [[[10, 11, 10, 11]], [[13, 14, 13, 14]]]
+    assert two.key.tolist() == [[0], [3]]
+    assert batches().epoch(0, 0).whole(4).index.shape == (0, 1, 4)
+
+
+def test_whole_of_stacked_clients_is_that_of_each():
+    each = [numbered([7, 2, 9, 4], [0, 1] * 5), numbered([1, 3, 0, 0], [0, 1] * 5, [1, 1, 1, 0])]
+    stacked = Batches(each[0].x, each[0].y, *(torch.stack(part) for part in list(zip(*each, strict=True))[2:]))
+    found = torch.func.vmap(lambda own: own.whole(3), in_dims=(Batches(None, None, 0, 0, 0, 0),))(stacked)
+    for i, one in enumerate(each):
+        assert torch.equal(found.index[i], one.whole(3).index)
+        assert torch.equal(found.mask[i], one.whole(3).mask)
+
+
+def test_only_the_first_examples_of_whole_may_be_real():
+    assert numbered([7, 2, 9, 4], [0] * 10).filled(128) == 32
+    assert numbered([7, 2, 9, 4], [0] * 10).filled(20) == 20
+    assert batches().filled(128) == 32
+
+
+def test_repeated_epochs_have_keys_of_their_own():
+    twice = batches().repeated(2)
+    assert twice.index.tolist() == [epoch for epoch in batches().index.tolist() for _ in range(2)]
+    assert twice.key[0].tolist() == [0, 1, 2]
+    assert len(set(twice.key.flatten().tolist())) == 12

@@ -369,3 +369,21 @@ def test_runs_eagerly_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPa
         assert_equal(run(*args), expected)
     assert compilations() == 0
     assert len(attempts) == 1  # failing is remembered, too
+
+
+@compiles
+def test_a_step_that_declines_runs_as_it_is() -> None:
+    """It is the same function, stacked or alone, and nothing is compiled for it."""
+    stacked = Batches(*(torch.stack(part) for part in zip(make(3, 0), make(3, 1), strict=True)))
+    lr = torch.tensor(0.1)
+
+    def run(compiles: bool) -> Any:
+        return vmap(lambda own: scan(step, start(), lr, own, compiles=compiles), in_dims=(OWN,))(stacked)
+
+    before = compilations()
+    with compiling():
+        found = run(False)
+    assert compilations() == before
+    with compiling(False):
+        assert_equal(found, run(True))
+    assert_equal(tree.rows(found, 1), scan(step, start(), lr, make(3, 1), compiles=False))

@@ -31,7 +31,9 @@ def test_nobody_sends_frozen_weights_or_counts_of_minibatches(method):
     initial = model().init()
     for leaf in tree.leaves(up):
         assert not any(leaf.shape == initial[name].shape and torch.equal(leaf, initial[name]) for name in FROZEN)
-    assert ("2.running_mean" in names(up)) == (method in SENDS_BUFFERS | {"fedper", "fedrep", "fedbabu", "pfedvmp"})
+    assert ("2.running_mean" in names(up)) == (
+        method in SENDS_BUFFERS | {"fedper", "fedrep", "fedbabu", "pfedvmp", "pfedgp"}
+    )
 
 
 @pytest.mark.parametrize("method", CHECKED)

@@ -3,7 +3,7 @@
 - `Compiled.scan` first tries to have C++ repeat the compiled step of ONE client (`coterie.compute.replay`): each client
   takes its own minibatches, threads take the clients, and nothing is stacked or padded.
 - A step that C++ cannot repeat (one with a convolution, say) is compiled for stacked clients and called from Python.
-- A step that cannot be compiled runs as it is.
+- A step that cannot be compiled runs as it is, and so does one whose method asks for that (`scan(compiles=False)`).
 
 Clients of every size, rounds, and methods with the same step share one compiled step: it is found by the step's
 `identity` and by the shapes of what it is given. A step that C++ repeats is kept on disk (`program_store`); another
@@ -42,6 +42,7 @@ from coterie.core.plain import Plain
 from coterie.core.scan import Program, Runner, identity
 
 log = logging.getLogger("coterie")
+AS_IT_IS = "the method asks for its step to run as it is"
 Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
@@ -156,6 +157,9 @@ class Compiled:
     def scan(
         self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
     ) -> list[Tensor]:
+        if not program.compiles:
+            _note(Outcome("plain", AS_IT_IS))
+            return Packed(self.width).scan(program, carry, fixed, time)
         if program.one_pool and time[1].is_cpu:
             done = self._replayed(program, carry, fixed, time)
             if done is not None:

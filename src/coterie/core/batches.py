@@ -26,6 +26,8 @@ class Batch(NamedTuple):
         return first, Batch(self.x[width:], self.y[width:], self.mask[width:], self.key ^ _OTHER_KEY)
 
 
+FILLED_BY = 32  # examples; see `Batches.filled`
+_LAST = 2**62  # sorts behind every position and every class
 _OTHER_KEY = 0x2545F491 << 30  # flips bits of the upper half of a key, which dropout hashes separately from positions
 
 
@@ -112,3 +114,87 @@ class Batches(NamedTuple):
         after = torch.where(place < real.sum(), (place + 1) % real.sum().clamp_min(1), place)
         index, mask = (torch.cat([part[order], part[order][after]], -1)[None] for part in (index, mask))
         return self._replace(index=index, mask=mask, key=key[order][None])
+
+    def whole(self, most: int) -> Batches:
+        """Put the examples of each epoch into one minibatch, for what needs all of a client's examples at once.
+
+        A step of a scan over the result can differentiate through all of them; `batch` reads them without a scan. An
+        example that an epoch holds twice counts once. Examples stand in the order of the pool, whatever the order in
+        which they were drawn, and padding, which is last, repeats them in turn for the sake of normalisation layers.
+
+        Args:
+            most: the number of examples in the minibatch, which bounds memory. Of a client that has more, every epoch
+                takes others, the first that were drawn of each class, as many as is its share; at least one of each,
+                as far as there is room.
+
+        Returns:
+            Batches whose `index` and `mask` are [epochs, 1, most]. It is always so many, since what normalisation
+            layers make of them must not depend on who else is stacked; `filled` says how many may be real.
+        """
+        index, mask = self.index.flatten(1), self.mask.flatten(1)
+        width = index.shape[1]
+        missing = (*index.shape[:1], max(most - width, 0))
+        index = torch.cat([index, index.new_zeros(missing)], 1)
+        mask = torch.cat([mask, mask.new_zeros(missing)], 1)
+        order = _in_order_of_the_pool(index, mask)
+        first = torch.ones_like(order[:, :1], dtype=torch.bool)
+        new = torch.cat([first, index.gather(1, order).diff(dim=1) != 0], 1)
+        mask = mask * new.gather(1, torch.argsort(order, 1))
+        if width > most:
+            chosen = _of_every_class(self.y[index], mask, most)
+            index, mask = index.gather(1, chosen), mask.gather(1, chosen)
+        order = _in_order_of_the_pool(index, mask)
+        place, number = torch.arange(most, device=index.device), (mask > 0).sum(1, keepdim=True)
+        again = torch.where(place < number, place, place % number.clamp_min(1))
+        index, mask = index.gather(1, order.gather(1, again)), mask.gather(1, order)
+        return self._replace(index=index[:, None], mask=mask[:, None], key=self.key[:, :1])
+
+    def filled(self, most: int) -> int:
+        """Return how many of the first examples of `whole(most)` may be more than padding, whichever client this is.
+
+        What costs more than a pass through the model (a matrix of all pairs of examples) can be done for these alone.
+        It is a multiple of 32, or `most`: then a few masked steps more do not change it.
+        """
+        width = self.index.shape[1] * self.index.shape[2]
+        return min(most, -(-width // FILLED_BY) * FILLED_BY)
+
+    def repeated(self, times: int) -> Batches:
+        """Take every epoch `times` times, one after the other, each time with other keys."""
+        index, mask, key = (part.repeat_interleave(times, 0) for part in (self.index, self.mask, self.key))
+        again = torch.arange(len(index), device=key.device) % times
+        return self._replace(index=index, mask=mask, key=key ^ (again[:, None] * _OTHER_KEY))
+
+    def batch(self) -> Batch:
+        """Return the first minibatch of the first epoch, for use without a scan."""
+        index = self.index[0, 0]
+        return Batch(self.x[index], self.y[index], self.mask[0, 0], self.key[0, 0])
+
+
+def _in_order_of_the_pool(index: Tensor, mask: Tensor) -> Tensor:
+    """Return the order, [epochs, examples], that sorts positions, those that are masked last."""
+    return torch.argsort(torch.where(mask > 0, index, _LAST), dim=1, stable=True)
+
+
+def _of_every_class(y: Tensor, mask: Tensor, room: int) -> Tensor:
+    """Choose `room` of the examples of each epoch, of every class its share.
+
+    Args:
+        y: [epochs, examples, ...]; without classes (no whole number an example), all count as one class.
+        mask: [epochs, examples].
+        room: how many.
+
+    Returns:
+        Their places, [epochs, room].
+    """
+    has_classes = y.ndim == 2 and not y.is_floating_point()
+    group = torch.where(mask > 0, y if has_classes else torch.zeros_like(mask, dtype=torch.int64), _LAST)
+    order = torch.argsort(group, dim=1, stable=True)  # class by class, as they were drawn
+    group = group.gather(1, order)
+    place = torch.arange(group.shape[1], device=group.device)
+    apart = group.diff(dim=1) != 0
+    edge = torch.ones_like(group[:, :1], dtype=torch.bool)
+    begin = torch.where(torch.cat([edge, apart], 1), place, 0).cummax(1).values
+    end = torch.where(torch.cat([apart, edge], 1), place, _LAST).flip(1).cummin(1).values.flip(1)
+    turn = (place - begin) / (end - begin + 1)
+    turn = torch.where(group == _LAST, torch.inf, turn)
+    return order.gather(1, torch.argsort(turn, dim=1, stable=True)[:, :room])

@@ -116,6 +116,8 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     peer_to_peer: ClassVar[bool] = True
     # Completes the sentence "this model learned from ..." in the model card.
     learns_from: ClassVar[str] = "all clients, through the model that they share"
+    # Completes "the file of this model holds ..." in the model card: what of the training data a view holds, if any.
+    view_holds: ClassVar[str] = ""
     law_contexts: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Options (names of fields with values) beside which other options come into play.
 

@@ -33,7 +33,7 @@ Step = Callable[[Any, Any, Batch], Any]
 Runner = Callable[..., list[Tensor]]
 
 
-def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
+def scan(step: Step, carry: Tree, aux: Tree, batches: Batches, *, compiles: bool = True) -> Tree:
     """Fold `step` over all minibatches of all epochs in `batches`.
 
     Args:
@@ -41,6 +41,8 @@ def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
         carry: what changes from step to step.
         aux: what a step reads and does not change.
         batches: one client's minibatches. A step whose minibatch is masked as a whole leaves the carry as it is.
+        compiles: whether a back-end may compile the step. Decline it for a step that is mostly work of large matrix
+            routines, which compiling does not make faster, and that would take minutes to compile.
 
     Returns:
         The carry after the last step.
@@ -49,7 +51,7 @@ def scan(step: Step, carry: Tree, aux: Tree, batches: Batches) -> Tree:
         TypeError: the step closes over a tensor, or over something that cannot be hashed.
     """
     identity(step)  # complains of closures over tensors in every engine, not only where it would go wrong
-    program = Program(step, carry, aux)
+    program = Program(step, carry, aux, compiles=compiles)
     time = (batches.index.flatten(0, 1), batches.mask.flatten(0, 1), batches.key.flatten(0, 1))
     flat = _Scan.apply(  # type: ignore[no-untyped-call]
         program, *tree.leaves(carry), *tree.leaves(aux), batches.x, batches.y, *time
@@ -66,6 +68,7 @@ class Program:
     carry: Tree  # structure only
     aux: Tree  # structure only
     lifts: tuple[tuple[int | None, ...], ...] = ()  # per vmap: 0 or None for each leaf of (aux, x, y)
+    compiles: bool = True  # whether a back-end may compile the step
 
     @property
     def num_carry(self) -> int:

@@ -151,7 +151,8 @@ class Deployed(nn.Module):
         super().__init__()
         self.task, self.method, self._like = task, method, view
         for i, leaf in enumerate(tree.leaves(view)):
-            self.register_buffer(f"leaf_{i}", leaf)
+            # A copy of its own: products of matrices round differently where a file has put them at odd places.
+            self.register_buffer(f"leaf_{i}", leaf.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         leaves = iter(self.buffers())

@@ -37,6 +37,7 @@ from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedbayes import PFedBayes
 from coterie.methods.pfedbred import PFedBreD
+from coterie.methods.pfedgp import PFedGP
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.pfedvmp import PFedVMP
 from coterie.methods.qlsd_ft import QLSDFT
@@ -70,6 +71,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "pfedbred": PFedBreD,
     "pfedme": PFedMe,
     "pfedbayes": PFedBayes,
+    "pfedgp": PFedGP,
     "ditto": Ditto,
     "apfl": APFL,
     "fedala": FedALA,
@@ -115,6 +117,7 @@ __all__ = [
     "Local",
     "PFedBayes",
     "PFedBreD",
+    "PFedGP",
     "PFedMe",
     "PFedVMP",
     "PerFedAvg",

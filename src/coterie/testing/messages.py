@@ -58,6 +58,7 @@ WORDS = {
     "models": "models of a few clients",
     "own": "its losses",
     "to": "whose they are",
+    "kernel": "two scales of the kernel",
     "parts": "weighted updates for their owners",
     "affinity": "its affinities",
     "itself": "its number",

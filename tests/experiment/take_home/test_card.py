@@ -150,3 +150,12 @@ def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
     assert few["more"] == len(whole) - 2
     told = f"{len(whole) - 1} more have smaller weights; `card.json` has the first 2."
     assert told in found("few")[Path("clients") / name / "card.md"]
+
+
+@pytest.mark.parametrize(("method", "holds"), [("fedavg", False), ("pfedgp", True)])
+def test_a_model_that_holds_training_data_says_so(joined, method, holds):
+    result = joined(method)
+    assert all(bool(card["holds"]) == holds for card in cards(result))
+    text = (result.path / "clients" / result.names[0] / "card.md").read_text()
+    assert ("features of examples that it was trained on" in text) == holds
+    assert ("with the data" in text) == holds

@@ -15,8 +15,8 @@ from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.take_home.export import export
 from tests.experiment.conftest import QUICK, two_kinds
 
-# One model; a mixture of collaborators; a model with prototypes; models with modules beside them.
-KINDS = ["fedmap", "federico", "fedproto", "fedcp", "gpfl"]
+# One model; a mixture of collaborators; prototypes; modules beside the model; Gaussian processes.
+KINDS = ["fedmap", "federico", "fedproto", "fedcp", "gpfl", "pfedgp"]
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 
 

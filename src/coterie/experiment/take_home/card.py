@@ -118,6 +118,7 @@ def make_card(
         "level": LEVEL,
         "benefit": gain,
         "learned_from": learned,
+        "holds": result.method.view_holds or None,
         "versions": versions,
         "take_home": None,
     } | ({} if result.take_home is None else _taken(result.take_home, result.task, i, config.seed))
@@ -347,6 +348,11 @@ def _use(card: dict[str, Any], run: Path) -> list[str]:
     if card["outputs"] == "logits":
         lines[-1] += " (their softmax are the probabilities, which `coterie predict` writes)"
     lines[-1] += ". It was measured on data of this client only; elsewhere, measure it again."
+    if card["holds"]:
+        lines += [
+            "",
+            f"The file of this model holds {card['holds']}: keep it, and what is exported of it, with the data.",
+        ]
     return lines
 
 
