@@ -116,7 +116,7 @@ def test_whole_of_each_epoch_and_of_none():
 
 def test_whole_of_stacked_clients_is_that_of_each():
     each = [numbered([7, 2, 9, 4], [0, 1] * 5), numbered([1, 3, 0, 0], [0, 1] * 5, [1, 1, 1, 0])]
-    stacked = Batches(each[0].x, each[0].y, *(torch.stack(part) for part in list(zip(*each, strict=True))[2:]))
+    stacked = Batches(each[0].x, each[0].y, *(torch.stack(part) for part in list(zip(*each, strict=True))[2:6]))
     found = torch.func.vmap(lambda own: own.whole(3), in_dims=(Batches(None, None, 0, 0, 0, 0),))(stacked)
     for i, one in enumerate(each):
         assert torch.equal(found.index[i], one.whole(3).index)
@@ -130,7 +130,7 @@ def test_only_the_first_examples_of_whole_may_be_real():
 
 
 def test_repeated_epochs_have_keys_of_their_own():
-    twice = batches().repeated(2)
+    twice = batches().repeated_with_new_keys(2)
     assert twice.index.tolist() == [epoch for epoch in batches().index.tolist() for _ in range(2)]
     assert twice.key[0].tolist() == [0, 1, 2]
     assert len(set(twice.key.flatten().tolist())) == 12

@@ -158,7 +158,7 @@ class Batches(NamedTuple):
         width = self.index.shape[1] * self.index.shape[2]
         return min(most, -(-width // FILLED_BY) * FILLED_BY)
 
-    def repeated(self, times: int) -> Batches:
+    def repeated_with_new_keys(self, times: int) -> Batches:
         """Take every epoch `times` times, one after the other, each time with other keys."""
         index, mask, key = (part.repeat_interleave(times, 0) for part in (self.index, self.mask, self.key))
         again = torch.arange(len(index), device=key.device) % times

@@ -47,7 +47,7 @@ from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import minimise
 from coterie.core.tree import Params
-from coterie.parts import class_moments
+from coterie.parts import averaging, class_moments, shared_layers
 from coterie.parts.auxiliary import Dense, affine, dense, embeddings, head_inputs, normalised
 
 SMALLEST = 1e-12  # a squared norm below this has no gradient
@@ -109,6 +109,8 @@ class GPFL(Method[Server, Params, Server, Up]):
     lam: Annotated[float, Field(ge=0, description="lambda, pull of features to their class's embedding")] = 0.01
     mu: Annotated[float, Field(ge=0, description="weight decay of the valve and the embeddings")] = 0.0
 
+    dispatch, init_client = averaging.dispatch, shared_layers.init_client  # only the client's head is used
+
     @property
     def averaged(self) -> tuple[str, ...]:
         return "body", "valve", "embeddings"
@@ -120,12 +122,6 @@ class GPFL(Method[Server, Params, Server, Up]):
         body = {name: value for name, value in params.items() if name not in head}
         valve = Valve(*(dense(population, name, dim, dim, params, scale=0.0) for name in ("gamma", "beta")))
         return Server(body, valve, embeddings(population, "class embeddings", classes, dim, params))
-
-    def init_client(self, params: Params) -> Params:
-        return params  # only its head is used
-
-    def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Server:
-        return tree.broadcast(server, len(ids))
 
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
         start = {**client, **down.body}

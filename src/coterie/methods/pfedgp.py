@@ -121,7 +121,7 @@ class PFedGP(Method[Shared, Params, Shared, Up]):
         start = (theta, down.kernel, self.optimizer.init(self._free(theta, down.kernel, trained)), zero, zero)
         step = partial(self._step, task, trained, batches.filled(self.examples))
         # Most of a step is work of Cholesky factors, which no compiler makes faster.
-        end = scan(step, start, tree_i, whole.repeated(self.inner_steps), compiles=False)
+        end = scan(step, start, tree_i, whole.repeated_with_new_keys(self.inner_steps), compiles=False)
         theta, kernel, _, total, seen = end
         up = Up(task.sent({name: theta[name] for name in down.body}), kernel, batches.count)
         return theta, up, {"loss": total / seen.clamp_min(MIN_TOTAL_WEIGHT)}

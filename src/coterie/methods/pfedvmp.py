@@ -46,7 +46,7 @@ from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
-from coterie.parts import class_moments
+from coterie.parts import averaging, class_moments, shared_layers
 from coterie.parts.class_moments import Factor
 
 PAPER_WIDTH = 512  # the paper's number of features, for which its xi1 was tuned
@@ -85,6 +85,8 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"room": 8},)
 
+    dispatch, init_client = averaging.dispatch, shared_layers.init_client  # only the client's head is used
+
     @property
     def averaged(self) -> tuple[str, ...]:
         return ("body",)
@@ -94,12 +96,6 @@ class PFedVMP(Method[Server, Params, Server, Up]):
         head = population.task.head_names if population.task else frozenset()
         body = {name: value for name, value in params.items() if name not in head}
         return Server(body, class_moments.zeros_for(params, classes, dim), class_moments.zeros_for(params, classes))
-
-    def init_client(self, params: Params) -> Params:
-        return params  # only its head is used
-
-    def dispatch(self, server: Server, ids: Tensor, rng: torch.Generator) -> Server:
-        return tree.broadcast(server, len(ids))
 
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
         start = {**client, **down.body}

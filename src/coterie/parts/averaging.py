@@ -49,8 +49,8 @@ def init_no_state(self: Any, params: Params) -> tuple[()]:
     return ()
 
 
-def dispatch(self: Any, server: Params, ids: Tensor, rng: torch.Generator) -> Params:
-    """Send w to every client of the round."""
+def dispatch(self: Any, server: Any, ids: Tensor, rng: torch.Generator) -> Any:
+    """Send the server's state, w, to every client of the round."""
     return tree.broadcast(server, len(ids))
 
 
