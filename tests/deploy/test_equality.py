@@ -64,9 +64,10 @@ def test_the_run_folder_is_a_simulations(method, tmp_path, monkeypatch):
     assert not list(server.out.glob("clients/*")), "models stay at the sites"
 
 
-@pytest.mark.parametrize(
-    ("method", "topology"), [("federico", "ring"), ("fedavg", "star"), ("fedamp", "complete"), ("fedfomo", "ring")]
-)
+PEERS = [("federico", "ring"), ("fedavg", "star"), ("fedamp", "complete"), ("fedfomo", "ring"), ("gpfl", "ring")]
+
+
+@pytest.mark.parametrize(("method", "topology"), PEERS)
 def test_peers_are_the_simulators_bits(method, topology, tmp_path):
     setup, server, queue = make(method, tmp_path, topology=topology, clients_per_round=3, reference=False)
     book = ledger()
