@@ -11,10 +11,11 @@ process at every inner node. With omega the Polya-Gamma variables of the nodes' 
     phi, k  <- sum_i (n_i / n) (phi_i, k_i)                                         (`aggregate`)
     p(y* | x*, client i's examples): products of the nodes' E sigma(f*)             (`predict`)
 
-By Fisher's identity, the third line is an unbiased gradient of the log marginal likelihood log p(y_i | z_i). Every step
-sees all of a client's examples at once (`Batches.whole`), in training mode. `coterie.parts.gaussian_process` has the
-processes, in closed form given omega. The head is never trained, sent or used. A client deploys the network with the
-features of its own training examples: these stay at the client, as its data do.
+By Fisher's identity, the third line is a gradient of the log marginal likelihood log p(y_i | z_i), unbiased but for the
+chain's beginning. The loss that is shown is the log-loss of the training examples at the mean of f. Every step sees all
+of a client's examples at once (`Batches.whole`), in training mode. `coterie.parts.gaussian_process` has the processes,
+in closed form given omega. The head is never trained, sent or used. A client deploys the network with the features of
+its own training examples: these stay at the client, as its data do.
 
 The paper's variant with the client's own examples is here; its two variants with inducing points are not.
 
@@ -23,8 +24,9 @@ Deviations:
   so that step sizes are those of other methods; gradients are then small, and are not clipped.
 - The tree is balanced, each node split in halves between two far class means, where the paper clusters class means:
   all nodes of a level are then one process, and there are ceil(log2 classes) levels. It is made anew in each round.
-- A gradient takes one draw of omega, after `gibbs_steps` Gibbs steps. A prediction takes `draws` more, and a Gaussian
-  with the mean and variance of f* over them in place of their mixture, so that predicting takes only products.
+- A gradient takes one draw of omega, after `gibbs_steps` Gibbs steps. A prediction takes `draws`, and a Gaussian with
+  the mean and variance of f* over them in place of their mixture (the variance given omega is that of the mean omega),
+  so that predicting takes only products.
 - The kernel measures squared distances in the client's own mean squared distance between two of its examples, so that
   its first scales suit networks with features of any size. `learn_kernel` learns s and l with the network.
 - Clients are averaged by number of examples.
