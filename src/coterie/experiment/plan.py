@@ -150,7 +150,8 @@ def _without_probe(setup: Setup) -> RunPlan:
     """Plan what needs no training: everything but the pull, the weights and the minutes."""
     config, federation = setup.config, setup.federation
     size = len(federation.names)
-    each = [config.plan().num_steps(number) for number in federation.sizes]
+    plan = dataclasses.replace(config.plan(), withheld=setup.method.withheld_share)
+    each = [plan.num_steps(number) for number in federation.sizes]
     participants = config.participants(size)
     steps = {
         "least": min(each),

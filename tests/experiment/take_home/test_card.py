@@ -35,7 +35,15 @@ def test_counts_classes_and_metrics_are_the_clients_own(joined):
         assert card["versions"]["coterie"] == coterie.__version__
 
 
-WEIGHED = ("fedamp", "heurfedamp", "federico", "fedpac", "ifca", "clustered-fl")  # they tell who learned from whom
+WEIGHED = (
+    "fedamp",
+    "heurfedamp",
+    "federico",
+    "fedpac",
+    "ifca",
+    "clustered-fl",
+    "fedfomo",
+)  # they tell who learned from whom
 
 
 @pytest.mark.parametrize("method", METHODS)
