@@ -1,16 +1,16 @@
 """What every method's defaults are worth: the gain over training alone on federations of different kinds.
 
-    COTERIE_DATA=... python benchmarks/defaults.py [--quick] [--only NAME] [--methods NAMES] [--renew] [--choosing]
-                                                   [--cache FOLDER] [--out FILE]
+    COTERIE_DATA=... python benchmarks/defaults.py [--quick] [--only NAME] [--methods NAMES] [--renew] [--page]
+                                                   [--choosing] [--cache FOLDER] [--out FILE]
 
 Every method of `METHODS` runs with its own defaults, on the same splits and for the same schedule as `local`, which is
 every client alone, and `fedavg-ft`. Nothing is tuned. The result of each method on each federation is kept under
 --cache (by default build/defaults), named by its configuration and the method's defaults: started again, the script
 only runs what is missing. Delete the folder after a change of code that changes results, or renew the rows of the
 methods that changed: --methods NAMES --renew keeps the page's other rows as they are, if training alone still scores
-what it says. The page is written from what was measured, never by hand; what it says about single methods is in
-benchmarks/defaults.toml. --choosing runs other federations instead, on which defaults are chosen. It is no part of
-`make bench`, since it measures no time.
+what it says. --page runs nothing, and writes what was measured so far. The page is written from what was measured,
+never by hand; what it says about single methods is in benchmarks/defaults.toml. --choosing runs other federations
+instead, on which defaults are chosen. It is no part of `make bench`, since it measures no time.
 """
 
 from __future__ import annotations
@@ -158,12 +158,17 @@ def fingerprint(case: Case, method: str, seeds: Sequence[int], quick: bool) -> s
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: bool) -> dict[str, Any]:
-    """Return the test metric of every seed and client, or why there is none; from the cache if it is there."""
+def measure(
+    case: Case, method: str, seeds: Sequence[int], cache: Path, quick: bool, run: bool = True
+) -> dict[str, Any]:
+    """Return the test metric of every seed and client, or why there is none; from the cache if it is there.
+
+    Without `run`, nothing is returned about what is not in the cache.
+    """
     key = fingerprint(case, method, seeds, quick)
     kept = cache / f"{key}.json"
-    if kept.exists():
-        return _read(kept)
+    if kept.exists() or not run:
+        return _read(kept) if kept.exists() else {}
     settings = {**case.settings, "select": case.metric, "evaluate_every": 5, "report": False}
     settings |= {"rounds": 2, "local_steps": 2, "evaluate_every": 1} if quick else {}
     if quick:
@@ -228,7 +233,7 @@ def page(
         "",
         "Written by `benchmarks/defaults.py`: not by hand. Every method runs with its own defaults on the same splits",
         f"and schedule, with {len(seeds)} seeds; nothing was tuned for any of them. Where defaults were chosen by what",
-        "they gain, other federations were used (`--choosing`).",
+        "they gain, other federations were used (`--choosing`); that some were wrong was seen here.",
         "",
         "A cell is the mean gain over training alone for as many steps, in points of the federation's test metric",
         "(± half the range over seeds), and the share of clients that gain. The first line is what training alone",
@@ -254,13 +259,15 @@ def page(
 
 
 def _alone(local: dict[str, Any]) -> str:
-    return f"{100 * mean([mean(each) for each in local['scores']]):.1f}" if "scores" in local else "failed"
+    return f"{100 * mean([mean(each) for each in local['scores']]):.1f}" if "scores" in local else "not measured"
 
 
 def _cell(found: dict[str, Any] | None, local: dict[str, Any]) -> str:
-    got = gain(found, local) if found else None
+    if found is None:
+        return ""
+    got = gain(found, local)
     if got is None:
-        return f"failed: {found['failed']}" if found else ""
+        return f"failed: {found['failed']}" if "failed" in found else "not measured"
     points, spread, share = got
     return f"{100 * points:+.1f} ± {100 * spread:.1f}, {100 * share:.0f} %"
 
@@ -272,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asking.add_argument("--only", help="only federations whose name contains this; no page is written", metavar="NAME")
     asking.add_argument("--methods", help="only these beside local, by commas; no page without --renew")
     asking.add_argument("--renew", action="store_true", help="write these methods' rows into the page")
+    asking.add_argument("--page", action="store_true", help="run nothing: only write what was measured")
     asking.add_argument("--cache", type=Path, default=ROOT / "build" / "defaults", metavar="FOLDER")
     asking.add_argument("--out", type=Path, default=ROOT / "docs" / "defaults.md", metavar="FILE")
     asked = asking.parse_args(arguments)
@@ -291,15 +299,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(METHODS) if not asked.methods else ["local", *asked.methods.split(",")]
     asked.cache.mkdir(parents=True, exist_ok=True)
     results = {
-        case.name: {method: measure(case, method, seeds, asked.cache, asked.quick) for method in names}
+        case.name: {method: measure(case, method, seeds, asked.cache, asked.quick, not asked.page) for method in names}
         for case in chosen
     }
     old = old_rows(asked.out) if asked.renew else {}
     text = page(results, chosen, seeds, old)
     alone = next(line for line in text.splitlines() if line.startswith("| `local`"))
-    if asked.renew and old.get("local") != alone:
+    pairs = zip(old.get("local", "").split(" | ")[1:], alone.split(" | ")[1:], strict=False)
+    if asked.renew and not all(was == now or "not measured" in now for was, now in pairs):
         print(f"training alone scores otherwise than in {asked.out}: measure all of it anew", file=sys.stderr)
         return 1
+    if asked.renew and "local" in old:
+        text = text.replace(alone, old["local"])
     complete = not (asked.choosing or asked.quick or asked.only) and len(chosen) == len(wanted)
     whole = complete and (asked.renew or not asked.methods)
     if whole:

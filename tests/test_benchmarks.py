@@ -356,6 +356,8 @@ def test_renewed_rows_leave_the_others_of_the_page_as_they_are(tmp_path: Path) -
     assert "| `moon` | +30.0 ± 0.0, 100 % |" in new.splitlines()
     failed = {case.name: {"local": local, "moon": {"failed": "it diverged"}}}
     assert "| `moon` | failed: it diverged |" in defaults.page(failed, [case], (0, 1))
+    assert defaults.measure(case, "moon", (0, 1), tmp_path, quick=True, run=False) == {}
+    assert "| `moon` | not measured |" in defaults.page({case.name: {"local": local, "moon": {}}}, [case], (0, 1))
 
 
 def test_what_is_said_about_methods_in_the_page_of_defaults_names_methods() -> None:
