@@ -108,7 +108,7 @@ def test_up_is_killed_and_resumed_by_commands(tmp_path, started):
     words = ["flower", "up", "--sites", "2", "--method", "fedamp", "--data", "digits", "--out", out, *PLAIN]
     env = processes.environment(tmp_path / "home")
     up = started([sys.executable, "-m", "coterie", *words], tmp_path / "up.log", env, tmp_path)
-    until(lambda: table(out)["round"] == 1, 180, up)
+    until(lambda: table(out)["round"] == 1, 600, up)
     servers = [pid for pid, _ in processes.descendants(up.pid) if _is_server(pid)]
     assert len(servers) >= 2, "a SuperLink and a ServerApp"
     for pid in servers:
@@ -119,8 +119,8 @@ def test_up_is_killed_and_resumed_by_commands(tmp_path, started):
     assert "the SuperLink ended" in told
     assert f"coterie flower resume {out}" in told
     assert not table(out)["finished"]
-    told = coterie("flower", "resume", out, cwd=tmp_path, seconds=240)
-    assert "going on after round" in told
+    told = coterie("flower", "resume", out, cwd=tmp_path, seconds=900)
+    assert "Continuing after round" in told
     assert "round 3 of 3 closed" in told
     setup = part_of(prepare("fedamp", "digits", rounds=3, seed=1, reference=False, **LOOP), 2)
     compare(setup, _Result(out), out)
