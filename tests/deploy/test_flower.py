@@ -101,7 +101,7 @@ def test_over_a_grid_in_this_process_the_bits_are_the_simulators(method, tmp_pat
 
 
 def test_a_node_that_answers_nonsense_is_a_node_that_failed(tmp_path):
-    _, grid, run_config = play("fedavg", tmp_path, **{"deploy.deadline": 0.2, "deploy.joining": 1.0})
+    _, grid, run_config = play("fedavg", tmp_path, **{"deploy.deadline": 0.2, "deploy.joining": 60.0})
     app = grid.app
 
     def nonsense(message, context):

@@ -6,6 +6,7 @@ from a site         joined, answer, finished, refused; asks, offers
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -54,7 +55,8 @@ class Header(Strict):
     @property
     def digest(self) -> str:
         """What is asked, as a digest; how often the server has started does not belong to it."""
-        return wire.digest(self.model_dump_json(by_alias=True, exclude={"life"}).encode())
+        values = self.model_dump(mode="json", by_alias=True, exclude={"life"})
+        return wire.digest(json.dumps(values, sort_keys=True).encode())  # the same with every version of pydantic
 
 
 class FromServer(Header):

@@ -45,6 +45,7 @@ class Deploy(BaseModel):
     federation: str = Field(
         "federation",
         pattern=r"^[A-Za-z0-9_.-]+$",
+        max_length=100,
         description="name of the federation, under which sites keep their state",
     )
     sites: int = Field(2, ge=1, description="number of sites to wait for at the start")

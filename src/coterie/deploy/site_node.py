@@ -15,6 +15,7 @@ from coterie.core.errors import DataError
 from coterie.deploy.processes import Process, environment, free_ports, program
 from coterie.deploy.settings import quoted
 from coterie.deploy.worker import serve
+from coterie.storage import files
 
 RESTART_WAIT_SECONDS = (2.0, 5.0, 10.0, 20.0)  # before a SuperNode that ended is started again; the last one repeats
 
@@ -27,7 +28,8 @@ def run(superlink: str, ca: Path, key: Path, node: dict[str, Any], folder: Path,
     sockets = Path(tempfile.mkdtemp(prefix="coterie-"))
     keeper = SuperNodeKeeper(superlink, ca, key, {**node, "worker": sockets / "worker"}, folder, say)
     try:
-        serve(sockets / "worker", keeper.check, say)
+        with files.private():  # the SuperNode's files, too
+            serve(sockets / "worker", keeper.check, say)
     finally:
         shutil.rmtree(
             sockets, ignore_errors=True

@@ -143,14 +143,15 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     if resuming and Ledger.load(out).finished:
         raise CoterieError(f"'{out}' is already complete")
     settings = {**local_settings(work, names, out), **deploy}
-    if not (work / "app" / "pyproject.toml").exists():
-        app.write(work / "app", setup.config, settings)
     for name in ("error.json", "sites.json"):  # of the previous server
         (out / name).unlink(missing_ok=True)
-    with local_federation(work, names) as running:
-        running.submit(resume=resuming)
-        wait(running, out, watch, limit)
-    return collect(setup, out)
+    with files.private():
+        if not (work / "app" / "pyproject.toml").exists():
+            app.write(work / "app", setup.config, settings)
+        with local_federation(work, names) as running:
+            running.submit(resume=resuming)
+            wait(running, out, watch, limit)
+        return collect(setup, out)
 
 
 def local_settings(work: Path, names: Sequence[str], out: Path) -> dict[str, Any]:

@@ -60,6 +60,24 @@ def test_predictions_from_the_file_are_those_that_were_measured(silos, tmp_path)
         assert torch.allclose(found[own - start], result.predictions.of(1).outputs.softmax(1), atol=1e-5)
 
 
+def test_classes_that_are_formulas_are_written_as_text(tmp_path):
+    evil = {"ill": '=HYPERLINK("http://x")', "well": "-well"}
+    paths = []
+    for name in ("a", "bb"):
+        text = (tmp_path / name).with_suffix(".csv")
+        write(text, name)
+        rows = list(csv.reader(text.open(newline="")))
+        with text.open("w", newline="") as file:
+            csv.writer(file).writerows([[*row[:-1], evil.get(row[-1], row[-1])] for row in rows])
+        paths.append(str(text))
+    result = coterie.run("fedavg", silos=paths, out=tmp_path / "run", **HOW | {"rounds": 1, "report": False})
+    _, text = predict(result.path, 1, paths[0])
+    header, *lines = csv.reader(text.splitlines())
+    assert header == ["predicted", "'-well", "'" + evil["ill"]]
+    assert {line[0] for line in lines} <= {"'" + name for name in evil.values()}
+    assert all(0 <= float(cell) <= 1 for line in lines for cell in line[1:]), "numbers stay numbers"
+
+
 def test_a_new_site_prepares_its_table_by_its_own_rows(silos, tmp_path):
     """Without the others' files, by the schema that they agreed on."""
     folder, paths, result = silos
