@@ -15,6 +15,7 @@ from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 3, "lr": 0.3, "batch_size": 8}
+QUICK["select"] = "balanced_accuracy"
 
 
 def clients():
