@@ -85,7 +85,7 @@ def run(
     Args:
         method: a method's name, or an instance; by default FedMAP.
         data: the name of a data set, a `Federation`, or for each client an (x, y) pair of tensors or a
-            `torch.utils.data.Dataset`. By default, FedMAP's synthetic data with label skew.
+            `torch.utils.data.Dataset`. By default, eight generated hospitals.
         model: a model's name, an `nn.Module`, or a factory that takes the input shape and the number of outputs.
         out: where to write the run folder; without it, nothing is written.
         progress: receives news of the run.

@@ -152,8 +152,7 @@ def table(run: RunData) -> Table:
     if after:
         total += [number(metric, after["overall"]["mean_gain"], "+"), "", ""]
     caption = (
-        f"Test {metric_title(metric)} of the model that a client keeps. It keeps its local model unless another one is "
-        f"better by more than one standard error of the loss, and no worse in {metric_words(metric)}, on at least "
-        f"{run.take_home['min_examples']} validation examples."
+        f"Test {metric_title(metric)} of the model that a client keeps. It keeps its local model unless another one's "
+        f"loss is better by more than half a standard error on its own validation examples."
     )
     return Table("take-home-clients", "What each client takes home", columns, rows, caption, [total])
