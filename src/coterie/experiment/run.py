@@ -455,8 +455,9 @@ def score_of(metric: str, record: dict[str, Any]) -> float:
 
     Where the metric is defined for no client, as an AUROC is if all validation parts have one class, it is the loss.
     """
-    found = sign_of(metric) * mean(record["validation"][metric])
-    return -mean(record["validation"]["loss"]) if math.isnan(found) else found
+    by = record["validation"]
+    found = sign_of(metric) * mean(by[metric])
+    return -mean(by["loss"]) if math.isnan(found) and "loss" in by else found
 
 
 def local_like(method: AnyMethod) -> AnyMethod:
