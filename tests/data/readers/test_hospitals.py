@@ -48,12 +48,7 @@ def shown(seed):
 def is_true(found):
     """What the README says: some of the sharing hospitals gain and a stranger loses; by choosing, only gains remain."""
     gains, loses = found["gains"], found["loses"]
-    return (
-        bool(gains[0] & SHARING.keys())
-        and bool(loses[0] & STRANGERS)
-        and len(gains[1]) >= 2
-        and not loses[1]
-    )
+    return bool(gains[0] & SHARING.keys()) and bool(loses[0] & STRANGERS) and len(gains[1]) >= 2 and not loses[1]
 
 
 def test_the_demo_shows_the_point():
