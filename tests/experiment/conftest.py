@@ -21,7 +21,8 @@ def joined(tmp_path_factory):
     def make(method):
         if method not in runs:
             out = tmp_path_factory.mktemp(method) / "run"
-            runs[method] = coterie.run(method, two_kinds(), out=out, holdout=0.2, reference=False, **QUICK)
+            how = {"holdout": 0.2, "reference": False, "select": "balanced_accuracy"}
+            runs[method] = coterie.run(method, two_kinds(), out=out, **how, **QUICK)
         return runs[method]
 
     return make

@@ -15,6 +15,7 @@ from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 3, "lr": 0.3, "batch_size": 8}
+QUICK["select"] = "balanced_accuracy"
 
 
 def clients():
@@ -188,7 +189,7 @@ def test_a_run_without_reference_is_told_what_to_do(tmp_path):
 
 def test_a_regression_has_a_benefit(tmp_path):
     data = {name: (x, x @ torch.arange(5.0)) for name, (x, _) in clients().items()}
-    result = coterie.run("fedavg", data, model="linear", out=tmp_path / "run", **{**QUICK, "lr": 0.01})
+    result = coterie.run("fedavg", data, model="linear", out=tmp_path / "run", **{**QUICK, "lr": 0.01, "select": None})
     told = json.loads((tmp_path / "run" / "benefit.json").read_text())
     assert told["metric"] == "rmse"
     np.testing.assert_allclose([row["gain"] for row in told["clients"]], result.gains())
@@ -216,3 +217,19 @@ def test_tables_are_written_once_and_last(tmp_path, monkeypatch):
     own = [str(path) for path in written if path.name in ("clients.csv", "summary.json")]
     assert own == [f"run/{place}{name}" for place in ("reference/", "") for name in ("clients.csv", "summary.json")]
     assert str(written[-1]) == "run/summary.json"
+
+
+def test_where_the_auroc_is_defined_for_nobody_the_loss_selects():
+    from coterie.experiment.run import score_of
+
+    undefined = [{"validation": {"auroc": [math.nan, math.nan], "loss": [a, a]}} for a in (0.7, 0.4)]
+    assert score_of("auroc", undefined[1]) > score_of("auroc", undefined[0])
+
+
+def test_two_classes_are_judged_by_auroc_and_the_config_says_so(tmp_path):
+    data = {name: each for name, each in clients().items() if name != "one class"}
+    result = coterie.run("fedavg", data, model=factory, out=tmp_path / "run", **{**QUICK, "select": None})
+    assert result.metric == "auroc"
+    assert 'select = "auroc"' in (tmp_path / "run" / "config.toml").read_text()
+    three = {name: (x, y + (x[:, 1] > 0).long()) for name, (x, y) in data.items()}
+    assert prepare("fedavg", three, model=factory, **{**QUICK, "select": None}).metric == "balanced_accuracy"

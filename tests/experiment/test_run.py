@@ -35,7 +35,8 @@ def model():
 
 
 def run(out=None, **settings):
-    settings = {"method": "fedavg", "rounds": 4, "lr": 0.3, "batch_size": 8, **QUICK, **settings}
+    own = {"method": "fedavg", "rounds": 4, "lr": 0.3, "batch_size": 8, "select": "balanced_accuracy"}
+    settings = {**own, **QUICK, **settings}
     return coterie.run(data=clients(), model=model(), out=out, **settings)
 
 

@@ -12,6 +12,7 @@ from coterie.data.download.locations import DatasetFiles
 from coterie.data.federation import Federation
 from coterie.data.pool import Pool
 from coterie.data.readers import cifar, embedded, folders, idx, leaf, npz
+from coterie.data.readers.hospitals import hospitals
 from coterie.data.readers.pfedbred import pfedbred
 from coterie.data.readers.synthetic import synthetic
 
@@ -109,6 +110,12 @@ def _files(name: str, about: str, facts: DatasetFacts, module: Any, defaults: Ma
 
 
 SOURCES: dict[str, Source] = {
+    "hospitals": Source(
+        hospitals,
+        "eight small hospitals: six share an illness, two do not; what is true is known",
+        _sgd(20, 0.1, model="mlp", local_epochs=3, take_home="best"),
+        DatasetFacts("8,950", "2", "none", "generated"),
+    ),
     "synthetic-feature-skew": _synthetic("FedMAP's feature skew: 10 clients x 2,000, 30 features", "20,000"),
     "synthetic-quantity-skew": _synthetic(
         "FedMAP's quantity skew: 5 x 2,000 and 5 x 500 examples, with feature skew", "12,500", **_HALF_SMALL

@@ -47,9 +47,7 @@ class Config(BaseModel):
 
     setting: str | None = Field(None, description="a published experiment; `coterie data settings` lists them")
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
-    data: str = Field(
-        "synthetic-label-skew", description="which data set (`coterie data` lists them), or a file's path"
-    )
+    data: str = Field("hospitals", description="which data set (`coterie data` lists them), or a file's path")
     data_dir: str | None = Field(
         None, description="folder with the data sets; by default the one that COTERIE_DATA names"
     )

@@ -85,7 +85,7 @@ def run(
     Args:
         method: a method's name, or an instance; by default FedMAP.
         data: the name of a data set, a `Federation`, or for each client an (x, y) pair of tensors or a
-            `torch.utils.data.Dataset`. By default, FedMAP's synthetic data with label skew.
+            `torch.utils.data.Dataset`. By default, eight generated hospitals.
         model: a model's name, an `nn.Module`, or a factory that takes the input shape and the number of outputs.
         out: where to write the run folder; without it, nothing is written.
         progress: receives news of the run.
@@ -455,8 +455,9 @@ def score_of(metric: str, how: str | None, record: dict[str, Any]) -> float:
 
     Where the metric is defined for no client, as an AUROC is if all validation parts have one class, it is the loss.
     """
-    found = sign_of(metric) * average(record["validation"][metric], how)
-    return -average(record["validation"]["loss"], how) if math.isnan(found) else found
+    by = record["validation"]
+    found = sign_of(metric) * average(by[metric], how)
+    return -average(by["loss"], how) if math.isnan(found) and "loss" in by else found
 
 
 def local_like(method: AnyMethod) -> AnyMethod:

@@ -137,11 +137,11 @@ def table(run: RunData) -> Table:
     columns += ["temperature"] * warm + ["threshold"] * cut + (["gain", "interval", "verdict"] if after else [])
     rows: list[list[Any]] = []
     for i, row in enumerate(clients):
-        value = float(numbers([row["test"][metric]])[0])
+        scored = float(numbers([row["test"][metric]])[0])
         cells: list[Any] = [row["client"], (str(row["validation_examples"]), row["validation_examples"])]
-        cells += [KEPT[row["kept"]], WHY[row["reason"]], (number(metric, value), value)]
-        cells += [(f"{row['temperature']:.2f}", row["temperature"])] * warm
-        cells += [("–" if row["threshold"] is None else f"{row['threshold']:.2f}", row["threshold"])] * cut
+        cells += [KEPT[row["kept"]], WHY[row["reason"]], (number(metric, scored), scored)]
+        shown = [row["temperature"]] * warm + [row["threshold"]] * cut
+        cells += [("–" if value is None else f"{value:.2f}", value) for value in shown]
         if after:
             gain, low, high = numbers([after["clients"][i][key] for key in ("gain", "low", "high")])
             ends = f"{number(metric, low, '+')} to {number(metric, high, '+')}"
@@ -152,8 +152,7 @@ def table(run: RunData) -> Table:
     if after:
         total += [number(metric, after["overall"]["mean_gain"], "+"), "", ""]
     caption = (
-        f"Test {metric_title(metric)} of the model that a client keeps. It keeps its local model unless another one is "
-        f"better by more than one standard error of the loss, and no worse in {metric_words(metric)}, on at least "
-        f"{run.take_home['min_examples']} validation examples."
+        f"Test {metric_title(metric)} of the model that a client keeps. It keeps its local model unless another one's "
+        f"loss is better by more than half a standard error on its own validation examples."
     )
     return Table("take-home-clients", "What each client takes home", columns, rows, caption, [total])

@@ -178,7 +178,8 @@ def test_a_regression_chooses_too(tmp_path):
         x = torch.randn(80, 6, generator=draw)
         data.append((x, x @ (w if i else -w) + 0.3 * torch.randn(80, generator=draw)))
     how = {**SETTINGS, "lr": 0.05, "validation": 0.3, "calibrate": True}
-    result = coterie.run("fedavg", data, out=tmp_path / "run", take_home="best", report=False, **how)
+    result = coterie.run("fedavg", data, out=tmp_path / "run", take_home="best", **how)
+    assert "What each client takes home" in (tmp_path / "run" / "report.html").read_text()
     assert kept(result)[0] == LOCAL
     assert result.take_home.temperatures == [None] * 4
     x = torch.randn(5, 6)

@@ -1,12 +1,12 @@
 """Makes a federation of eight hospitals in which some gain by taking part and some cannot: what `coterie run` shows.
 
-A patient has ten measurements x and an outcome y. At hospital h, with sigmoid(z) = 1 / (1 + exp(-z)),
+A patient has 20 measurements x and an outcome y. At hospital h, with sigmoid(z) = 1 / (1 + exp(-z)),
 
-    x ~ N(m_h, I_10),   m_h ~ N(0, 0.3^2 I_10),   y = 1 with probability sigmoid(w_h . x + b_h),   b_h ~ N(-0.5, 0.5^2)
+    x ~ N(m_h, I_20),   m_h ~ N(0, 0.3^2 I_20),   y = 1 with probability sigmoid(w_h . x + b_h),   b_h ~ N(-0.5, 0.5^2)
 
 - Six hospitals, with 30 to 120 patients for training, share w: a vector of length 2.5 in a random direction. Their own
   patients are too few to find it, and together they have enough.
-- The hospital "reversed", with 80, records half of the measurements with the opposite sign.
+- The hospital "reversed", with 100, records half of the measurements with the opposite sign.
 - The hospital "children", with 150, sees an illness that has nothing to do with the others': w has a random direction
   of its own.
 
@@ -23,9 +23,9 @@ import torch
 from coterie.core import rng
 from coterie.data.federation import Federation, Split
 
-MEASUREMENTS, STRENGTH = 10, 2.5
+MEASUREMENTS, STRENGTH = 20, 2.5
 SHARING = {"north": 30, "east": 40, "south": 50, "west": 60, "coast": 80, "city": 120}  # patients for training
-REVERSED, CHILDREN = {"reversed": 80}, {"children": 150}
+REVERSED, CHILDREN = {"reversed": 100}, {"children": 150}
 VALIDATION, TEST = 40, 1000
 
 

@@ -147,7 +147,7 @@ def adopt(
         assert mine is not None
         choice = not_asked(LOCAL if config.method == "local" else FEDERATED, len(mine.validation.y))
         if config.take_home == "best" and theirs is not None:
-            choice = choose(task, metric, mine.validation, theirs.validation)
+            choice = choose(task, mine.validation, theirs.validation)
         kept = Outputs(*(_kept(choice.kept, *pair, task) for pair in zip(mine, theirs or mine, strict=True)))
         warm = temperature(kept.validation) if config.calibrate and classes else None
         if warm is not None:
