@@ -307,7 +307,7 @@ def test_the_common_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [line.split(": ")[1] for line in first.err.splitlines()] == ["local", "fedavg", "fedbn"]
     rows = {line.split("`")[1]: line.split(" | ") for line in first.out.splitlines() if line.startswith("| `")}
     assert rows.keys() == {"local", "fedavg", "fedbn"}
-    assert "; equal to `fedavg` to the digit on digits | **not explained yet** |" in first.out
+    assert "; equal to `fedavg` to the digit on digits | Neither network has normalisation layers" in first.out
     (kept,) = tmp_path.glob("fedavg-*.json")
     found = json.loads(kept.read_text())
     assert found["validation"].keys() == {"0.02", "0.1"}

@@ -10,6 +10,7 @@ class Note(NamedTuple):
 
     keeps: str  # what stays at the client from round to round
     use: str  # completes "Use it when ..."
+    sent: str = ""  # who is sent what, where two rounds do not show it
 
 
 NOTES = {
@@ -131,6 +132,7 @@ NOTES = {
         "nothing",
         "clients fall into groups whose number is not known, and all take part in every round. It is FedAvg until it "
         "splits.",
+        sent="each its cluster's",
     ),
     "pfedbred": Note(
         "its model, and its w_i of the last round",

@@ -67,7 +67,7 @@ class Cost(NamedTuple):
     deploying: int  # of making all clients' models from what they have
     up: int  # bytes
     down: int
-    different: bool  # whether clients are sent different things
+    different: bool  # whether clients were sent different things
 
 
 class Counting:
@@ -157,13 +157,14 @@ class Card(NamedTuple):
     bytes_down: str
 
 
+@cache
 def card(name: str) -> Card:
     """Look at a method with its defaults."""
     method, one, unit = METHODS[name](), cost(METHODS[name]()), cost(METHODS["fedavg"]())
     down, up = messages(method)
     receiver = "to the owners of the models that it was sent" if isinstance(up, Addressed) else "to the server"
     sent, received = describe(up), describe(down)
-    whose = "each its own" if one.different else "the same to all"
+    whose = NOTES[name].sent or ("each its own" if one.different else "the same to all")
     return Card(
         NOTES[name].keeps,
         sent if sent == "nothing" else f"{sent}; {receiver}",
@@ -177,7 +178,7 @@ def card(name: str) -> Card:
 
 def _in_full(name: str) -> list[str]:
     method, found = METHODS[name](), card(name)
-    later = f", and making the models {found.deploying} times that" if found.deploying else ""
+    later = f", making the models another {found.deploying} times" if found.deploying else ""
     server = "" if method.peer_to_peer else " It needs a server, and does not run among peers."
     cases = [f"{case.what} ({case.when})" for case in SPECIAL_CASES if name_of(case.method) == name and not case.shared]
     return [
