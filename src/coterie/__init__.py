@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from coterie.experiment.take_home.export import export as export
     from coterie.experiment.take_home.load import load as load
     from coterie.experiment.take_home.onboard import onboard as onboard
+    from coterie.experiment.tuning.tune import Tuning as Tuning
+    from coterie.experiment.tuning.tune import compare_tuned as compare_tuned
+    from coterie.experiment.tuning.tune import tune as tune
     from coterie.methods import METHODS as METHODS
 
 __version__ = "0.1.0"
@@ -55,7 +58,9 @@ _WHERE = {
     "Result": "experiment.result",
     "RunPlan": "experiment.plan",
     "Task": "core.task",
+    "Tuning": "experiment.tuning.tune",
     "compare": "experiment.several.compare",
+    "compare_tuned": "experiment.tuning.tune",
     "compare_runs": "experiment.several.compare_runs",
     "export": "experiment.take_home.export",
     "from_clients": "data",
@@ -66,6 +71,7 @@ _WHERE = {
     "resume": "experiment.run",
     "run": "experiment.run",
     "tree": "core",
+    "tune": "experiment.tuning.tune",
 }
 
 __all__ = sorted(_WHERE)

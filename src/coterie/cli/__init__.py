@@ -25,6 +25,7 @@ from coterie.cli import (
     resume,
     run,
     site,
+    tune,
 )
 from coterie.cli.flags import ALLOW_UNKNOWN_FLAGS, USAGE
 from coterie.cli.memory import keep_freed_memory
@@ -37,6 +38,7 @@ app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.plan)
 app.command()(resume.resume)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(tune.tune)
 app.command()(report.report)
 app.command()(predict.predict)
 app.command()(export.export)

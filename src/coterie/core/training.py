@@ -18,7 +18,7 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.optimizers import Optimizer
+from coterie.core.optimizers import Optimizer, with_lr, without_lr
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
@@ -79,25 +79,29 @@ def train(
     def free(values: Params) -> Params:
         return values if only is None else {name: value for name, value in values.items() if name in only}
 
-    def step(carry: Any, aux: Tree, batch: Batch) -> Tree:
+    begin = free(task.split(params)[0])
+    taker, step_size = without_lr(optimizer, begin)  # so that runs that differ in their step size only share the step
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         params, state, total, seen = carry
+        anchor, step_size = aux
         trained = free(task.split(params)[0])
 
         def objective(trained: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
             if feature_penalty is None:
                 loss, left = task.loss({**params, **trained}, batch)
-                return loss + penalty(trained, aux), (loss, left)
+                return loss + penalty(trained, anchor), (loss, left)
             loss, features, left = task.loss_and_features({**params, **trained}, batch)
-            return loss + penalty(trained, aux) + feature_penalty(features, batch, aux), (loss, left)
+            return loss + penalty(trained, anchor) + feature_penalty(features, batch, anchor), (loss, left)
 
         grads, (_, (loss, left)) = grad_and_value(objective, has_aux=True)(trained)
-        trained, state = optimizer.update(grads, state, trained)
+        trained, state = with_lr(taker, step_size).update(grads, state, trained)
         count = batch.mask.sum()
         return {**params, **trained, **free(left)}, state, total + loss * count, seen + count
 
     zero = torch.zeros((), device=batches.mask.device)
-    start = (params, optimizer.init(free(task.split(params)[0])), zero, zero)
-    params, _, total, seen = scan(step, start, anchor, batches)
+    start = (params, optimizer.init(begin), zero, zero)
+    params, _, total, seen = scan(step, start, (anchor, step_size), batches)
     return params, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
 
 

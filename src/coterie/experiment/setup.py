@@ -51,6 +51,11 @@ class Setup:
         config = self.config.model_copy(update=settings)
         return dataclasses.replace(self, config=config, method=method)
 
+    def with_model(self, model: str) -> Setup:
+        """Return the same splits, method and schedule with another model, by its name."""
+        config = self.config.model_copy(update={"model": model})
+        return dataclasses.replace(self, config=config, task=_task_and_metric(config, self.federation, model)[0])
+
 
 @timed("prepare")
 def prepare(
@@ -89,7 +94,7 @@ def prepare(
     if not isinstance(method, str):
         built = method.scheduled(config.rounds)
         config = config.model_copy(update={"method": name_of(method), "hyper": values_of(built)})
-    federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
+    federation, held_out = hold_out(_federation(config, data), config.holdout, config.data_seed)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
@@ -157,11 +162,11 @@ def _without_weights(config: Config, data: Data | None) -> Federation:
     if isinstance(data, Federation):
         return data
     if config.silos:
-        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
+        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.data_seed)
     if isinstance(data, str | None):
         division: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *PARTITION_SETTINGS)}
-        return load(config.data, config.seed, config.validation, config.test, **division)
-    return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
+        return load(config.data, config.data_seed, config.validation, config.test, **division)
+    return from_clients(data, validation=config.validation, test=config.test, seed=config.data_seed)
 
 
 def hold_out(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation | None]:

@@ -21,6 +21,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -29,7 +30,7 @@ from coterie.core.tree import Params
 @dataclass(frozen=True)
 class FedAvgFT(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 1
 
     @property
     def personalize_epochs(self) -> int:

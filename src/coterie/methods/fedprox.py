@@ -21,6 +21,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
@@ -29,7 +30,7 @@ from coterie.core.tree import Params
 @dataclass(frozen=True)
 class FedProx(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    mu: Annotated[float, Field(ge=0, description="strength of the pull to the global model")] = 1.0
+    mu: Annotated[float, Search(1e-3, 1e1), Field(ge=0, description="strength of the pull to the global model")] = 1.0
 
     def init_server(self, params: Params, population: Population) -> Params:
         return params

@@ -30,6 +30,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.errors import CoterieError
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -44,8 +45,8 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class MOON(Method[Params, Client, Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    mu: Annotated[float, Field(ge=0, description="strength of the contrast")] = 1.0
-    temperature: Annotated[float, Field(gt=0, description="tau, of the contrast")] = 0.5
+    mu: Annotated[float, Search(1e-1, 1e1), Field(ge=0, description="strength of the contrast")] = 1.0
+    temperature: Annotated[float, Search(1e-1, 1), Field(gt=0, description="tau, of the contrast")] = 0.5
 
     dispatch, aggregate = averaging.dispatch, averaging.aggregate
 

@@ -42,6 +42,7 @@ from coterie.core.dropout import uniform
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts.mixtures import Mixture, predict_mixture
@@ -69,13 +70,19 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     optimizer: Optimizer = SGD()
-    zeta: Annotated[float, Field(ge=0, description="zeta, weight of the divergence from the prior")] = 1.0
-    sigma: Annotated[float, Field(gt=0, description="standard deviation of every weight at first")] = 0.1
+    zeta: Annotated[
+        float, Search(1e-2, 1e1), Field(ge=0, description="zeta, weight of the divergence from the prior")
+    ] = 1.0
+    sigma: Annotated[
+        float, Search(1e-2, 3e-1), Field(gt=0, description="standard deviation of every weight at first")
+    ] = 0.1
     prior_lr: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=0)],
         Field(description="step size of the localised global model; auto: a tenth of its variances"),
     ] = "auto"
-    beta: Annotated[float, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")] = 1.0
+    beta: Annotated[
+        float, UNSEARCHED, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")
+    ] = 1.0
     noise: Annotated[bool, Field(description="draw weights in training; otherwise use their means")] = True
     learn_variance: Annotated[bool, Field(description="learn the variances as well as the means")] = True
     draws: Annotated[int, Field(ge=0, description="models drawn for a prediction; 0 predicts with the means")] = 0
