@@ -115,7 +115,7 @@ def page(path: Path) -> Page:
     best, metric = str(data.tuning["best"]), data.metric
     where = [path / "chosen"] if (path / "chosen").exists() else []
     runs = with_local([read(each) for each in find(where)]) if where else []
-    sections = [
+    sections: list[tuple[str, list[Any]]] = [
         ("Chosen", [chosen_table(data), compared(data)]),
         ("What mattered", [importance(data), values_and_scores(data)]),
         ("The search", [curves(data)]),
