@@ -253,7 +253,7 @@ def values_and_scores(data: SearchData) -> Picture | None:
         return None
     made = figure(height=340, showlegend=False)
     made.data.extend(states[0].traces)
-    made.update_xaxes(title={"text": "value (numbers by their logarithm)"})
+    made.update_xaxes(title={"text": "log₁₀ of the value, or the word"})
     made.update_yaxes(title={"text": f"validation {metric_title(data.metric)}"})
     caption = f"Every dot is a candidate, after round {data.rungs[0][1]}; the one that was chosen is filled."
     return Picture("values", "Values and scores", caption, made, states if len(states) > 1 else [], about="Setting")

@@ -75,7 +75,7 @@ def space_of(method: AnyMethod, fixed: Sequence[str] = (), wanted: Mapping[str, 
     space: Space = {}
     problems: list[str] = []
     for name, hyper in {**of_optimizer, **own}.items():
-        declared = _declared(hyper, by_type=name in own)
+        declared = range_of(hyper, by_type=name in own)
         if name in wanted:
             found = wanted[name] or declared or _anyhow(hyper)
             if found is None:
@@ -175,7 +175,7 @@ def _fields(method: AnyMethod) -> tuple[dict[str, Hyper], dict[str, Hyper]]:
     return own, {hyper.name: hyper for hyper in others if hyper.name not in own}
 
 
-def _declared(hyper: Hyper, *, by_type: bool) -> Range | None:
+def range_of(hyper: Hyper, *, by_type: bool) -> Range | None:
     """Return the range that a field declares or, if `by_type`, that its type implies; None if it is not searched."""
     if isinstance(hyper.search, Search):
         marker = hyper.search
