@@ -20,6 +20,7 @@ from coterie.cli import (
     onboard,
     plan,
     predict,
+    recommend,
     report,
     reproduce,
     resume,
@@ -39,6 +40,7 @@ app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.pl
 app.command()(resume.resume)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(tune.tune)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(recommend.recommend)
 app.command()(report.report)
 app.command()(predict.predict)
 app.command()(export.export)

@@ -53,6 +53,7 @@ class MethodSearch:
         space: what is searched.
         rungs: the budget, which is the same for every method.
         candidates: all that were tried, in order.
+        engines: picked the candidates' engine; None before the search.
     """
 
     label: str
@@ -60,6 +61,7 @@ class MethodSearch:
     space: Space
     rungs: tuple[Rung, ...]
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
+    engines: Engines | None = None  # that picked the engine of its candidates
 
     @property
     def metric(self) -> str:
@@ -169,7 +171,7 @@ def run_search(
     """
     known = {(entry.candidate, entry.rung): entry for entry in done}
     total = rounds_trained(search.rungs)
-    engines = Engines(total, -(-total // search.rungs[0].candidates), choices, tell.say)
+    engines = search.engines = Engines(total, -(-total // search.rungs[0].candidates), choices, tell.say)
     setup_of = functools.cache(lambda number: apply(search.setup, search.candidates[number].values))
     finished = _rounds_done(search, done)
     tell.start(search.label, finished, total)

@@ -264,11 +264,11 @@ def run_tuning(
     return Tuning(searches, best, comparison, out)
 
 
-def run_searches(searches: Searches, path: Path, tell: Progress) -> None:
+def run_searches(searches: Searches, path: Path, tell: Progress, choices: Choices | None = None) -> None:
     """Search all methods, one after another; what the journal in `path` has is not done again."""
     folder = SearchFolder(path)
     done = by_method(folder.begin(searches.about()))
-    choices = Choices(methods=len(searches.methods))
+    choices = choices or Choices(methods=len(searches.methods))
     for label, search in searches.methods.items():
         if not search.candidates:
             run_search(search, folder, done.get(label, []), tell, choices)
