@@ -17,8 +17,9 @@ APART = 2.0  # times what chance gives: from here on, sites are said to differ
 
 def look_lines(look: Look) -> list[str]:
     """Describe the sites."""
+    many = f"{look.least} to {look.most} examples each (median {look.median})"
     lines = [
-        f"{look.sites} sites with {look.least} to {look.most} examples each (median {look.median}), "
+        f"{look.sites} sites with {many if look.least < look.most else f'{look.most} examples each'}, "
         "those for testing not counted."
     ]
     if look.labels is not None:
@@ -78,8 +79,14 @@ def _recommended(found: Recommendation) -> list[str]:
     choice, metric = found.choice, found.metric
     if found.method == LOCAL:
         first = "Recommended: local. Let every site train alone."
-        if choice.candidate == LOCAL:
+        if choice.best == LOCAL:
             return [f"{first} No method of the panel does better on held-out examples."]
+        if choice.candidate == LOCAL:
+            ahead = choice.over_local[choice.best]
+            return [
+                f"{first} {_title(choice.best)} is {_by(metric, ahead.mean)} on held-out examples, within a standard "
+                f"error (interval {_interval(metric, ahead)}): of methods that are as good, local sends least."
+            ]
         lead = choice.over_local[choice.candidate]
         return [
             f"{first} Nothing is known to beat it: {_title(choice.candidate)} comes closest, "

@@ -34,12 +34,12 @@ def folds_of(federation: Federation, number: int, seed: int) -> list[Federation]
         known = np.sort(np.concatenate([own.train, own.validation]))
         labels = None if federation.num_classes is None or federation.y.ndim > 1 else federation.y.cpu().numpy()[known]
         order = known[stratified_order(len(known), labels, rng.generator(seed, "folds", name))]
+        pieces = np.array_split(order, number)  # in each piece of this order the classes are in proportion
         share = len(own.validation) / len(known)
         for k in range(number):
-            held = order[k::number]
-            rest = np.delete(order, slice(k, None, number))
+            held = pieces[k]
+            rest = np.concatenate([piece for other, piece in enumerate(pieces) if other != k])
             chosen = min(max(1, round(share * len(rest))), len(rest) - 1)
-            places = np.linspace(0, len(rest), chosen, endpoint=False).astype(int)  # evenly over the classes
-            parts = np.delete(rest, places), rest[places], held
+            parts = rest[chosen:], rest[:chosen], held
             made[k][name] = Split(*(np.sort(part).astype(np.int64) for part in parts))
     return [replace_unchecked(federation, clients=clients) for clients in made]

@@ -18,7 +18,7 @@ from coterie.core import rng
 from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.data.distance import class_counts, input_distances, label_distances, label_distances_by_chance
-from coterie.data.federation import Federation
+from coterie.data.federation import Federation, SplitName
 from coterie.evaluation.metrics import mean
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
@@ -44,7 +44,7 @@ from coterie.storage import files
 
 TRIALS = 6
 FOLDS = 3
-KNOWN = ("train", "validation")  # the parts that a recommendation looks at
+KNOWN: tuple[SplitName, ...] = ("train", "validation")  # the parts that a recommendation looks at
 # What does not belong into a file that other machines take unchanged.
 OF_THIS_MACHINE = ("engine", "compile", "workers", "memory", "device", "checkpoint_every", "data_dir", "reference")
 
@@ -278,14 +278,14 @@ def look_at(federation: Federation, seed: int) -> Look:
 def settings_of(config: Config, *, own_data: bool) -> dict[str, Any]:
     """Return the settings of a run that can be taken to other machines."""
     values = {key: value for key, value in config.to_file().items() if value is not None}
-    defaults = Config()
+    fields = Config.model_fields
     values = {key: value for key, value in values.items() if key not in OF_THIS_MACHINE}
     if own_data or values.get("silos"):
         values.pop("data", None)
     return {
         key: value
         for key, value in values.items()
-        if key in ("method", "data", "model", "rounds", "seed", "hyper", "optimizer") or value != getattr(defaults, key)
+        if key in ("method", "data", "model", "rounds", "seed", "hyper", "optimizer") or value != fields[key].default
     }
 
 
