@@ -40,10 +40,8 @@ def plan_lines(panel: Panel) -> list[str]:
     """Say what will be tried."""
     one, everything = panel.rounds
     lines = [f"Panel, from cheap to dear: {', '.join(panel.prepared.methods)}."]
-    lines += [
-        f"Note: {why}." if label == "(groups)" else f"Not tried: {label} ({why})."
-        for label, why in panel.left_out.items()
-    ]
+    lines += [f"Not tried: {label} ({why})." for label, why in panel.left_out.items()]
+    lines += [f"Note: {note}." for note in panel.notes]
     return [
         *lines,
         f"Each method, local included, has {panel.trials} candidates and {one} rounds to be tuned in each of "

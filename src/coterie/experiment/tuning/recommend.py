@@ -122,6 +122,7 @@ class Panel:
     trials: int
     fixed: list[str]
     own_data: bool  # it came from Python, so no file can name it
+    notes: list[str]  # what to know about the scores
 
     @property
     def setup(self) -> Setup:
@@ -197,14 +198,19 @@ def prepare_panel(
     seed = settings.pop("seed", 0)
     prepared = prepare_trials(with_local(methods), [seed], data, model=model, head=head, **settings)
     tried, left_out = suited(prepared.methods, prepared.first)
-    if prepared.first.config.group:
-        left_out["(groups)"] = (
-            f"rows that agree in '{prepared.first.config.group}' may be on both sides of a fold, so that all scores "
-            "here are somewhat too good"
-        )
+    group = prepared.first.config.group
+    notes = [f"rows that agree in '{group}' may be on both sides of a fold: all scores are somewhat too good"]
     made = folds_of(prepared.first.federation, folds, prepared.first.config.data_seed)
     own = not isinstance(data, str | None)
-    panel = Panel(dataclasses.replace(prepared, methods=tried), made, left_out, trials, given_names(settings), own)
+    panel = Panel(
+        dataclasses.replace(prepared, methods=tried),
+        made,
+        left_out,
+        trials,
+        given_names(settings),
+        own,
+        notes if group else [],
+    )
     panel.searches(prepared.first.federation)  # complains of what is wrong
     return panel
 
