@@ -58,6 +58,12 @@ def test_the_guide_to_evaluation_runs():
         exec(compile(block.replace("rounds=2", quick), "evaluation.md", "exec"), {})
 
 
+def test_the_guide_to_tuning_runs():
+    for block in blocks("docs/tune.md"):
+        quick = "rounds=1, local_steps=1, engine='loop', compile=False, workers=1"
+        exec(compile(block.replace("rounds=2", quick), "tune.md", "exec"), {})
+
+
 def test_the_guide_to_performance_runs():
     quick = 'rounds=3, local_steps=1, engine="loop", compile=False, workers=1, reference=False, profile=True'
     for block in blocks("docs/performance-guide.md"):

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from coterie.experiment.take_home.export import export as export
     from coterie.experiment.take_home.load import load as load
     from coterie.experiment.take_home.onboard import onboard as onboard
+    from coterie.experiment.tuning.recommend import Recommendation as Recommendation
+    from coterie.experiment.tuning.recommend import recommend as recommend
+    from coterie.experiment.tuning.tune import Tuning as Tuning
+    from coterie.experiment.tuning.tune import compare_tuned as compare_tuned
+    from coterie.experiment.tuning.tune import tune as tune
     from coterie.methods import METHODS as METHODS
 
 __version__ = "0.1.0"
@@ -53,11 +58,14 @@ _WHERE = {
     "DataError": "core.errors",
     "Federation": "data",
     "Method": "core.method",
+    "Recommendation": "experiment.tuning.recommend",
     "Result": "experiment.result",
     "RunPlan": "experiment.plan",
     "Task": "core.task",
+    "Tuning": "experiment.tuning.tune",
     "attack": "experiment.attack",
     "compare": "experiment.several.compare",
+    "compare_tuned": "experiment.tuning.tune",
     "compare_runs": "experiment.several.compare_runs",
     "export": "experiment.take_home.export",
     "from_clients": "data",
@@ -65,9 +73,11 @@ _WHERE = {
     "onboard": "experiment.take_home.onboard",
     "plan": "experiment.plan",
     "prepare": "experiment.setup",
+    "recommend": "experiment.tuning.recommend",
     "resume": "experiment.run",
     "run": "experiment.run",
     "tree": "core",
+    "tune": "experiment.tuning.tune",
 }
 
 __all__ = sorted(_WHERE)

@@ -44,14 +44,14 @@ def no_compiler(*_: Any) -> Any:
     raise AssertionError("it is compiled")
 
 
-def trained(lr: float = 0.1, threads: int = 1) -> list[Tensor]:
+def trained(lr: float = 0.1, threads: int = 1, decay: float = 0.0) -> list[Tensor]:
     """Three clients' models after a few steps; their carry has a momentum."""
     torch.manual_seed(0)
     task = Task(nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 3)), "classification")
     params = tree.map(lambda leaf: leaf + 0.01 * torch.randn(CLIENTS, *leaf.shape), task.init())
 
     def one(params: Any, data: Batches) -> Any:
-        return train(task, SGD(lr, momentum=0.9), params, data)
+        return train(task, SGD(lr, momentum=0.9, weight_decay=decay), params, data)
 
     with compiling(threads=threads):
         return tree.leaves(stacked(one, (params,), batches(20, 5)))
@@ -83,9 +83,10 @@ def test_what_is_found_on_disk_gives_the_same_bits_and_compiles_nothing(
         with stored_only(), observing() as seen:
             assert same(trained(threads=threads), expected)
         assert [each.path for each in seen] == ["replayed"]
+    assert not same(trained(lr=0.2), expected)  # another step size, which enters the same step as a value
     assert compiled.compilations() == 1
     with pytest.raises(AssertionError, match="it is compiled"):
-        trained(lr=0.2)  # another step
+        trained(decay=0.1)  # another step
 
 
 def test_a_step_that_reads_constants_is_not_kept(no_programs_on_disk: Path) -> None:
@@ -172,18 +173,18 @@ def test_an_entry_of_another_version_is_made_anew(no_programs_on_disk: Path, mon
 def test_a_wrong_program_is_found_out(
     no_programs_on_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The program of a step that is 1.1 times as long stands where that of ours should be."""
-    expected = trained(lr=0.1)
+    """The program of a step with weight decay stands where that of ours should be."""
+    expected = trained()
     right = the_key(no_programs_on_disk)
     good = entries.entry_path(right).read_text()
-    trained(lr=0.11)
+    trained(decay=0.5)
     (wrong,) = {path.stem for path in programs(no_programs_on_disk)} - {right}
     about = read_entry(wrong)
     write_entry(right, {name: each for name, each in about.items() if name not in ("version", "key")})
     assert program_store.load(right) is not None  # nothing is wrong with it of itself
     as_in_a_new_process(monkeypatch)
     with caplog.at_level(logging.INFO, "coterie"):
-        assert same(trained(lr=0.1), expected)
+        assert same(trained(), expected)
     assert "a step that was kept on disk gives other results" in caplog.text
     assert entries.entry_path(right).read_text() == good
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.data import from_clients
-from coterie.data.distance import class_counts, label_distances
+from coterie.data.distance import class_counts, input_distances, label_distances, label_distances_by_chance
 
 
 def test_distances_by_hand():
@@ -38,3 +38,29 @@ def test_one_client_has_no_pairs():
     found = label_distances(np.array([[3, 1]]))
     assert len(found.between) == 0
     assert found.from_all == pytest.approx([0])
+
+
+def test_chance_is_what_dealing_the_labels_out_gives():
+    draw = np.random.default_rng(0)
+    few, many = (label_distances_by_chance(np.full((4, 2), size), draw, repeats=400) for size in (5, 500))
+    # The distance of a site with n of N labels, half of each class: E|hypergeometric / n - 1/2|.
+    n, total = 10, 40
+    sd = np.sqrt(0.25 / n * (total - n) / (total - 1))
+    assert few.mean() == pytest.approx(np.sqrt(2 / np.pi) * sd, rel=0.1)
+    assert many.mean() < few.mean() / 8
+    apart = np.array([[10, 0], [0, 10]])
+    assert label_distances(apart).from_all.min() > 2 * label_distances_by_chance(apart, draw).max()
+
+
+def test_inputs_are_compared_in_standard_deviations_beside_chance():
+    draw = torch.Generator().manual_seed(0)
+    x = [torch.randn(400, 6, generator=draw) * torch.tensor([1.0, 1, 1, 1, 1, 50]) for _ in range(4)]
+    same = from_clients([(each, torch.zeros(400).long()) for each in x])
+    away, chance = input_distances(same)
+    np.testing.assert_allclose(chance, np.sqrt(1 / 400 - 1 / 1600))
+    assert (away < 2 * chance).all()
+    x[0][:, 5] += 100  # two of its standard deviations
+    moved = from_clients([(torch.cat([each, torch.ones(400, 1)], 1), torch.zeros(400).long()) for each in x])
+    away, chance = input_distances(moved, ("train", "validation"))
+    assert away[0] > 5 * chance[0]
+    assert away[0] > 2 * away[1]

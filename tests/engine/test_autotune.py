@@ -116,7 +116,7 @@ def test_auto_says_that_there_is_no_compiler(monkeypatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr("coterie.compute.compiled.compile_graph", missing)
-    choice = pick(simulation(dataclasses.replace(FedAvg(), optimizer=SGD(0.03125))), compiled=True)
+    choice = pick(simulation(dataclasses.replace(FedAvg(), optimizer=SGD(0.03125, momentum=0.03125))), compiled=True)
     assert "steps cannot be compiled here" in choice.notes[0]
 
 

@@ -150,7 +150,9 @@ def test_compiling_falls_back_without_a_compiler(monkeypatch):
         raise RuntimeError("no C++ compiler")
 
     monkeypatch.setattr("coterie.compute.compiled.compile_graph", missing)
-    method = dataclasses.replace(FedAvg(), optimizer=SGD(0.0625))  # a step that no other test has compiled
+    method = dataclasses.replace(
+        FedAvg(), optimizer=SGD(0.0625, momentum=0.0625)
+    )  # a step that no other test has compiled
     base, other = simulation(method), simulation(method)
     base.train(1, Engine("stacked", chunk=5))
     other.train(1, Engine("stacked", chunk=5, compiled=True))

@@ -442,3 +442,16 @@ def test_run_setup_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_setup(prepare("fedavg", clients(), model=model(), rounds=1, **QUICK), None)
     assert not list(tmp_path.iterdir())
+
+
+def test_splits_can_stay_the_same_while_the_seed_changes():
+    def splits(**seeds):
+        found = prepare("fedavg", "digits", **seeds)
+        return [
+            part.tolist() for own in found.federation.clients.values() for part in (own.train, own.test)
+        ], found.task
+
+    (first, model_0), (same, model_1), (other, _) = splits(seed=0), splits(seed=1, split_seed=0), splits(seed=1)
+    assert first == same != other
+    assert model_0.init().keys() == model_1.init().keys()
+    assert any(not torch.equal(a, b) for a, b in zip(model_0.init().values(), model_1.init().values(), strict=True))

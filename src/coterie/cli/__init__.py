@@ -21,11 +21,13 @@ from coterie.cli import (
     onboard,
     plan,
     predict,
+    recommend,
     report,
     reproduce,
     resume,
     run,
     site,
+    tune,
 )
 from coterie.cli.flags import ALLOW_UNKNOWN_FLAGS, USAGE
 from coterie.cli.memory import keep_freed_memory
@@ -39,6 +41,8 @@ app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.pl
 app.command()(resume.resume)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(attack.attack)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(tune.tune)
+app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(recommend.recommend)
 app.command()(report.report)
 app.command()(predict.predict)
 app.command()(export.export)

@@ -8,17 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.console import say, stdout
+from coterie.cli.console import say, show, stdout
 from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
 from coterie.cli.progress import watch
 from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe, measures, schema_lines
 from coterie.cli.tables import print_comparison
+from coterie.cli.tune_tables import chosen_table, importance_lines, plan_lines
 from coterie.core.errors import ConfigError
 from coterie.experiment.config import default_out
 from coterie.experiment.several.compare import prepare_trials, run_trials
 from coterie.experiment.several.compare_runs import compare_runs
+from coterie.experiment.tuning.tune import TUNING, first_seed, given_names, run_tuning, searches_of, tuned
 
 METHODS = "local,fedavg,fedmap"
 SEEDS = "3"
@@ -46,6 +48,14 @@ def compare(
             metavar="FOLDER",
         ),
     ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            help="first search the settings of each method, and of local, with so many candidates each, on the "
+            "validation data of the first seed; all seeds then have its splits",
+            min=1,
+        ),
+    ] = None,
     quiet: Quiet = False,
     **settings: Any,
 ) -> None:
@@ -61,7 +71,9 @@ def compare(
     with report_errors() as stopped:
         if ctx.args and Path(ctx.args[0]).is_dir():
             given = [
-                key for key, value in {**settings, "methods": methods, "seeds": seeds, "out": out}.items() if value
+                key
+                for key, value in {**settings, "methods": methods, "seeds": seeds, "out": out, "tune": tune}.items()
+                if value
             ]
             if given or any(word.startswith("-") for word in ctx.args):
                 raise ConfigError(["to compare finished runs, give only their folders: settings do not apply"])
@@ -72,10 +84,14 @@ def compare(
         file_method = request.method() if {"method", "setting"} & request.values.keys() else None
         request.take("method", None)
         request.take("reference", None)
-        names = _names(methods or request.take("methods", f"local,{file_method}" if file_method else METHODS))
+        names = names_of(methods or request.take("methods", f"local,{file_method}" if file_method else METHODS))
         numbers = _numbers(seeds or request.take("seeds", SEEDS), request.problems)
         request.add_method_flags(names)
+        if tune is not None:
+            names = names if "local" in names else ["local", *names]
+            request.values.setdefault("split_seed", first_seed(numbers, request.values.get("seed")))
         trials = with_problems(request.problems, lambda: prepare_trials(names, numbers, **request.values))
+        searches = None if tune is None else searches_of(trials, tune, {}, given_names(request.values))
         path = out or default_out(trials.first.config.model_copy(update={"method": "compare"}))
         stopped.advice = f"To continue, run the same command with --out {shlex.quote(str(path))}"
         console = stdout()
@@ -84,12 +100,22 @@ def compare(
             say(console, f"{', '.join(trials.methods)} on {describe(trials.first)}, {which}")
             for line in schema_lines(trials.first.federation):
                 say(console, line)
+            for line in plan_lines(searches) if searches else ():
+                say(console, line)
         with watch(quiet, measures=measures(trials.first.config)) as progress:
+            if searches:
+                tuning = run_tuning(searches, path / TUNING, progress=progress, test=False)
+                trials = tuned(trials, tuning)
             comparison = run_trials(trials, path, progress=progress)
+        if searches:
+            show(console, chosen_table(tuning))
+            for line in importance_lines(tuning) if not quiet else ():
+                say(console, line)
         print_comparison(console, comparison, quiet=quiet)
 
 
-def _names(given: Any) -> list[str]:
+def names_of(given: Any) -> list[str]:
+    """Return names that are given as a list, or as text with commas."""
     return [str(name).strip() for name in (given.split(",") if isinstance(given, str) else given)]
 
 
@@ -98,7 +124,7 @@ def _numbers(given: Any, problems: list[str]) -> int | list[int]:
     try:
         if isinstance(given, str) and "," not in given:
             return int(given)
-        return given if isinstance(given, int) else [int(part) for part in _names(given) if part]
+        return given if isinstance(given, int) else [int(part) for part in names_of(given) if part]
     except (TypeError, ValueError):
         problems.append(f"seeds = {given!r}: give a number of seeds, such as 3, or a list, such as 0,1,2")
         return 1

@@ -16,8 +16,11 @@ from coterie.cli.errors import report_errors
 from coterie.cli.flags import OPTIMIZER, format_default
 from coterie.core.errors import ConfigError
 from coterie.core.optimizers import OPTIMIZERS
+from coterie.experiment.tuning.space import range_of
 from coterie.methods import METHODS
 from coterie.methods.fields import Hyper, find_method, hyper_parameters
+
+OPTIMIZER_NAMES = {OPTIMIZER.name, *(each.name for cls in OPTIMIZERS.values() for each in hyper_parameters(cls))}
 
 
 def methods(name: Annotated[str | None, typer.Argument(help="a method, to see its paper and flags")] = None) -> None:
@@ -62,11 +65,17 @@ def _show(console: Console, name: str) -> None:
         )
 
 
+def searched(hyper: Hyper) -> str:
+    """Return the range in which `coterie tune` looks, if it does of itself."""
+    found = range_of(hyper, by_type=hyper.name not in OPTIMIZER_NAMES)
+    return "" if found is None else str(found)
+
+
 def _optimizer_rows(default: Any) -> list[tuple[Hyper, str, str]]:
     """Return every setting of every optimiser, with the default of the optimiser that the method uses."""
     names = {cls: name for name, cls in OPTIMIZERS.items()}
     rows = {OPTIMIZER.name: (OPTIMIZER, names.get(type(default), type(default).__name__), OPTIMIZER.help)}
-    for cls in OPTIMIZERS.values():
+    for cls in sorted(OPTIMIZERS.values(), key=lambda each: each is not type(default)):  # its own ranges come first
         for each in hyper_parameters(cls):
             owners = [name for name, other in OPTIMIZERS.items() if each.name in _fields(other)]
             only = "" if len(owners) == len(OPTIMIZERS) else f" ({', '.join(owners)})"
@@ -81,8 +90,8 @@ def _fields(cls: type) -> set[str]:
 
 def _table(title: str, rows: list[tuple[Hyper, str, str]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("flag", "default", "allowed", "meaning"):
+    for heading in ("flag", "default", "allowed", "searched", "meaning"):
         table.add_column(heading)
     for each, default, meaning in rows:
-        table.add_row(each.flag, default, each.allowed, meaning)
+        table.add_row(each.flag, default, each.allowed, searched(each), meaning)
     return table

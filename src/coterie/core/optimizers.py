@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.core import tree
+from coterie.core.search import Search
 from coterie.core.tree import Params, Tree
 
 
@@ -49,7 +50,7 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """Gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
 
-    lr: Annotated[float, Field(gt=0, description="step size")] = 0.01
+    lr: Annotated[float, Search(1e-3, 1), Field(gt=0, description="step size")] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0
     weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
 
@@ -71,7 +72,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam, in which weight decay is added to the gradient, as in `torch.optim.Adam`."""
 
-    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
+    lr: Annotated[float, Search(1e-4, 3e-2), Field(gt=0, description="step size")] = 0.001
     beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
     eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
@@ -90,7 +91,7 @@ class Adam(Optimizer):
 class AdamW(Optimizer):
     """Adam, in which weight decay shrinks the parameters themselves, as in `torch.optim.AdamW`."""
 
-    lr: Annotated[float, Field(gt=0, description="step size")] = 0.001
+    lr: Annotated[float, Search(1e-4, 3e-2), Field(gt=0, description="step size")] = 0.001
     beta1: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of gradients")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.999
     eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
@@ -104,6 +105,24 @@ class AdamW(Optimizer):
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
+def without_lr(optimizer: Optimizer, params: Params) -> tuple[Optimizer, Tree]:
+    """Take the step size out of an optimiser, so that it can enter a step as a value instead of being part of its code.
+
+    Returns:
+        The optimiser with another step size, and its own as a scalar of the type of `params`; the optimiser as it is,
+        and (), if it is none of `OPTIMIZERS`, whose code is not known to take a tensor.
+    """
+    if type(optimizer) not in OPTIMIZERS.values() or not params:
+        return optimizer, ()
+    like = next(iter(params.values()))
+    return replace(optimizer, lr=1.0), torch.tensor(optimizer.lr, dtype=like.dtype, device=like.device)  # type: ignore[type-var]
+
+
+def with_lr(optimizer: Optimizer, lr: Any) -> Optimizer:
+    """Put the step size back: the inverse of `without_lr`, inside a step."""
+    return replace(optimizer, lr=lr) if isinstance(lr, Tensor) else optimizer  # type: ignore[type-var]
 
 
 def _adam_init(params: Params) -> Tree:

@@ -18,7 +18,7 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.optimizers import Optimizer
+from coterie.core.optimizers import Optimizer, with_lr, without_lr
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
@@ -114,16 +114,20 @@ def minimise(
         `params` and `rest` after the last step, and the mean of the told losses over the examples, a scalar.
     """
 
-    def step(carry: Any, aux: Tree, batch: Batch) -> Tree:
+    begin = tree.pack(params)
+    taker, step_size = without_lr(optimizer, begin)  # so that runs that differ in their step size only share the step
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         params, rest, state, total, seen = carry
-        grads, (loss, rest) = grad(lambda params: objective(params, rest, batch, aux), has_aux=True)(params)
-        flat, state = optimizer.update(tree.pack(grads), state, tree.pack(params))
+        anchor, step_size = aux
+        grads, (loss, rest) = grad(lambda params: objective(params, rest, batch, anchor), has_aux=True)(params)
+        flat, state = with_lr(taker, step_size).update(tree.pack(grads), state, tree.pack(params))
         count = batch.mask.sum()
         return tree.rebuild(flat, params), rest, state, total + loss * count, seen + count
 
     zero = torch.zeros((), device=batches.mask.device)
-    start = (params, rest, optimizer.init(tree.pack(params)), zero, zero)
-    params, rest, _, total, seen = scan(step, start, anchor, batches)
+    start = (params, rest, optimizer.init(begin), zero, zero)
+    params, rest, _, total, seen = scan(step, start, (anchor, step_size), batches)
     return params, rest, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
 
 

@@ -221,11 +221,11 @@ def split_client(
         return _split_groups(client, groups, labels, num_validation, num_test, draw)
     num_test = min(num_test, size - 2)
     num_validation = min(num_validation, size - num_test - 1)
-    return _cut(_stratified_order(size, labels, draw), num_test, num_validation)
+    return _cut(stratified_order(size, labels, draw), num_test, num_validation)
 
 
-def _stratified_order(size: int, labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
-    """Return a random order in which the classes are evenly spread."""
+def stratified_order(size: int, labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
+    """Return a random order of so many examples in which the classes are evenly spread; None: there are no classes."""
     order = draw.permutation(size)
     if labels is not None:
         # Spread each class evenly over [0, 1): cutting that line anywhere keeps the classes in proportion.
@@ -263,7 +263,7 @@ def _split_groups(
         count = np.zeros((len(names), len(kinds)), np.int64)
         np.add.at(count, (owner, kind), 1)
         usual = count.argmax(1)
-    order = _stratified_order(len(names), usual, draw)
+    order = stratified_order(len(names), usual, draw)
     rows = np.bincount(owner)[order].cumsum()  # examples in the first 1, 2, ... groups
     first = 1 + int(np.abs(rows[:-2] - num_test).argmin())
     second = first + 1 + int(np.abs(rows[first:-1] - rows[first - 1] - num_validation).argmin())

@@ -64,7 +64,7 @@ def from_function(name: str, given: Any, config: Config) -> Federation:
         raise DataError(
             f"site '{name}': its data function returns a {type(given).__name__} instead of (inputs, targets)"
         )
-    pair, seed = (given[0], given[1]), config.seed
+    pair, seed = (given[0], given[1]), config.data_seed
     return from_clients({name: pair}, name=config.data, seed=seed, validation=config.validation, test=config.test)
 
 
@@ -73,7 +73,7 @@ def from_file(where: str, name: str, node: Node, config: Config) -> Federation:
     given = {key: str(node[key]) for key in ("target", "schema", "group") if node.get(key)}
     columns = given if given.get("target") or given.get("schema") else {**given, "target": config.target}
     silos = Silos((where,), **columns, regression=True if node.get("kind") == "regression" else config.regression)
-    found = load_silos(silos, validation=config.validation, test=config.test, seed=config.seed)
+    found = load_silos(silos, validation=config.validation, test=config.test, seed=config.data_seed)
     stem = found.names[0]
     known = {name: found.preprocessing[stem]}
     return dataclasses.replace(found, name=config.data, clients={name: found.clients[stem]}, preprocessing=known)

@@ -108,6 +108,9 @@ class Config(BaseModel):
         0.0, ge=0, lt=1, description="share of the clients that are kept out, and onboarded at the end"
     )
     seed: int = Field(0, ge=0, description="seed of the data, initial model, minibatches and participation")
+    split_seed: int | None = Field(
+        None, ge=0, description="seed of the data's division and splits, if they are to stay the same for every --seed"
+    )
     validation: float = Field(
         0.1, gt=0, description="share of each client's data that selects the round, or how many examples"
     )
@@ -228,6 +231,11 @@ class Config(BaseModel):
             return read_edges(Path(value))  # a run then does not depend on the file
         parse(value)
         return value
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of everything that is done to the data: how they are divided, split and held out."""
+        return self.seed if self.split_seed is None else self.split_seed
 
     def plan(self) -> Plan:
         """Return how many minibatches of which size a client draws in a round."""

@@ -52,6 +52,11 @@ class Setup:
         config = self.config.model_copy(update=settings)
         return dataclasses.replace(self, config=config, method=config.ready(method))
 
+    def with_model(self, model: str) -> Setup:
+        """Return the same splits, method and schedule with another model, by its name."""
+        config = self.config.model_copy(update={"model": model})
+        return dataclasses.replace(self, config=config, task=_task_and_metric(config, self.federation, model)[0])
+
 
 @timed("prepare")
 def prepare(
@@ -91,7 +96,7 @@ def prepare(
         config = config.model_copy(update={"method": name_of(method)})
         built = config.ready(method)
         config = config.model_copy(update={"hyper": values_of(built)})
-    federation, held_out = hold_out(_federation(config, data), config.holdout, config.seed)
+    federation, held_out = hold_out(_federation(config, data), config.holdout, config.data_seed)
     if config.references:
         check_table(federation)
     task, metric = _task_and_metric(config, federation, config.model if model is None else model)
@@ -161,11 +166,11 @@ def _without_weights(config: Config, data: Data | None) -> Federation:
     if isinstance(data, Federation):
         return data
     if config.silos:
-        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.seed)
+        return load_silos(options(config), validation=config.validation, test=config.test, seed=config.data_seed)
     if isinstance(data, str | None):
         division: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *PARTITION_SETTINGS)}
-        return load(config.data, config.seed, config.validation, config.test, **division)
-    return from_clients(data, validation=config.validation, test=config.test, seed=config.seed)
+        return load(config.data, config.data_seed, config.validation, config.test, **division)
+    return from_clients(data, validation=config.validation, test=config.test, seed=config.data_seed)
 
 
 def hold_out(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation | None]:

@@ -35,6 +35,7 @@ from coterie.storage.state import State
 ACTIVATION_BYTES = 12 * 2**20  # of one layer's outputs for the examples evaluated at once; more leave the cache
 MAX_POOLED_PREDICTIONS = 10_000_000  # in a global test: examples times the clients' models that predict them
 POOL_PURPOSE = "evaluate on the pool"  # that is, on the test examples of all clients
+DIVERGED = "training diverged"  # how the error begins
 POOLED_OUTPUTS_AT_ONCE = 500_000  # of these predictions, how many are in memory at once
 
 
@@ -155,14 +156,19 @@ class Simulation:
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
 
     @timed("evaluate")
-    def evaluate(self, round: int, engine: ClientRunner) -> dict[str, Scores]:
+    def evaluate(self, round: int, engine: ClientRunner, *, own_only: bool = False) -> dict[str, Scores]:
         """Measure the model that each client would deploy now (P) on its validation and test examples.
+
+        Args:
+            round: its number.
+            engine: computes what is not computed on the spot.
+            own_only: leave out the model for everybody (G).
 
         Returns:
             Metrics by part, "validation" and "test". If the method also has one model for everybody (G), its metrics
             on the same examples are in "global_validation" and "global_test".
         """
-        shared = self._shared()
+        shared = None if own_only else self._shared()
         with one_thread():
             scores = self._examples.score(self._own_outputs(round, engine))
             if shared is not None:
@@ -430,7 +436,7 @@ class Simulation:
             if bool(bad.any()):
                 name = self.federation.names[ids[int(bad.nonzero()[0])]]
                 raise CoterieError(
-                    f"training diverged: client '{name}' has NaN or infinite values in round {round}. "
+                    f"{DIVERGED}: client '{name}' has NaN or infinite values in round {round}. "
                     "Try a smaller learning rate (--lr); the checkpoints before this round are kept."
                 )
 

@@ -26,6 +26,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
@@ -40,7 +41,9 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class Ditto(Method[Params, Client, Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    lam: Annotated[float, Field(ge=0, description="lambda, strength of the pull to the global model")] = 1.0
+    lam: Annotated[
+        float, Search(1e-2, 1e1), Field(ge=0, description="lambda, strength of the pull to the global model")
+    ] = 1.0
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
 

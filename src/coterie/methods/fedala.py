@@ -29,6 +29,7 @@ from coterie.core.batches import Batch, Batches
 from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import gradient, train
 from coterie.core.tree import Params
@@ -51,9 +52,11 @@ class Models(NamedTuple):
 @dataclass(frozen=True)
 class FedALA(Method[Params, Client, Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    eta: Annotated[float, Field(gt=0, description="step size of the weights W")] = 1.0
+    eta: Annotated[float, Search(1e-1, 1e1), Field(gt=0, description="step size of the weights W")] = 1.0
     layers: Annotated[int, Field(ge=0, description="p, how many of the last layers are mixed")] = 1
-    sample: Annotated[float, Field(gt=0, le=1, description="share of the minibatches that W is adapted on")] = 0.8
+    sample: Annotated[
+        float, UNSEARCHED, Field(gt=0, le=1, description="share of the minibatches that W is adapted on")
+    ] = 0.8
     first_passes: Annotated[int, Field(ge=1, description="passes that W is adapted for at first")] = 10
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate

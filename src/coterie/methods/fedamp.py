@@ -65,6 +65,7 @@ from coterie.core.batches import Batches
 from coterie.core.errors import CoterieWarning
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts import cloud_models
@@ -93,19 +94,23 @@ class FedAMP(Method[Server, Params, Any, Params]):
     learns_from: ClassVar[str] = "the clients whose models are most like its own"
 
     optimizer: Optimizer = SGD()
-    attention: Annotated[Function, Field(description="the function A of eq. 1")] = "negative-exponential"
+    attention: Annotated[Function, UNSEARCHED, Field(description="the function A of eq. 1")] = "negative-exponential"
     sigma: Annotated[Literal["auto"] | Positive, Field(description="squared distance at which A bends")] = "auto"
-    contrast: Annotated[float, Field(gt=0, description="sigma auto: the median distance over this")] = 4.0
+    contrast: Annotated[float, Search(1, 16), Field(gt=0, description="sigma auto: the median distance over this")] = (
+        4.0
+    )
     alpha: Annotated[Literal["auto", "theorem", "diminishing"] | Positive, Field(description="step size of eq. 3")] = (
         "auto"
     )
     lam: Annotated[
         Literal["auto"] | Positive, Field(description="lambda of eq. 1; alpha auto: in units of alpha_k")
     ] = "auto"
-    start: Annotated[cloud_models.Start, Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
+    start: Annotated[cloud_models.Start, UNSEARCHED, Field(description="where a client's steps begin: u_i or w_i")] = (
+        "cloud"
+    )
     total_rounds: Annotated[cloud_models.Rounds, Field(description="K, for alpha theorem; auto: rounds")] = "auto"
     decay: Annotated[
-        float, Field(gt=0, le=0.5, description="alpha diminishing: alpha_k is lambda / k^(1/2 + decay)")
+        float, UNSEARCHED, Field(gt=0, le=0.5, description="alpha diminishing: alpha_k is lambda / k^(1/2 + decay)")
     ] = 0.1
     shape: Annotated[float, Field(gt=2, description="a of scad and minimax-concave")] = 3.7
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"

@@ -18,6 +18,7 @@ from pydantic import Field
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -27,7 +28,7 @@ from coterie.parts import averaging
 @dataclass(frozen=True)
 class FedAvgFT(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 1
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
     init_client, personalize = averaging.init_no_state, averaging.finetune

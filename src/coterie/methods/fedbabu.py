@@ -22,6 +22,7 @@ from pydantic import Field
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -37,7 +38,7 @@ class FedBABU(Method[Params, Params, Params, CountedParams]):
     }
 
     optimizer: Optimizer = SGD()
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 5
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 5
     finetune: Annotated[Literal["all", "head", "body"], Field(description="what is fine-tuned before use")] = "all"
 
     init_server, dispatch, aggregate = averaging.init_body, averaging.dispatch, averaging.aggregate

@@ -36,6 +36,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts import averaging
@@ -57,7 +58,9 @@ class FedEM(Method[Params, Tensor, Params, CountedParams]):
     exempt: ClassVar[dict[int, str]] = {9: "a client deploys a mixture of all components, none of them alone"}
 
     optimizer: Optimizer = SGD()
-    components: Annotated[int, Field(ge=1, description="M, the number of distributions that data are mixed of")] = 3
+    components: Annotated[
+        int, Search(2, 5), Field(ge=1, description="M, the number of distributions that data are mixed of")
+    ] = 3
 
     m_step: Annotated[
         Literal["scaled", "plain"], Field(description="steps of a component: over its share, or in proportion to it")

@@ -59,6 +59,7 @@ from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Newcomer, Population
 from coterie.core.optimizers import Adam, Optimizer
 from coterie.core.routes import NOBODY, Addressed, Asked
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import mean_loss
 from coterie.core.tree import Params, Tree
@@ -93,19 +94,29 @@ class Down(NamedTuple):
 @dataclass(frozen=True)
 class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
     optimizer: Optimizer = Adam(lr=0.01)
-    mode: Annotated[Literal["sampled", "all-to-all"], Field(description="whose models a client gets")] = "sampled"
+    mode: Annotated[Literal["sampled", "all-to-all"], UNSEARCHED, Field(description="whose models a client gets")] = (
+        "sampled"
+    )
     neighbours: Annotated[int, Field(ge=0, description="M, others' models a client and round (sampled)")] = 3
     epsilon: Annotated[float, Field(ge=0, le=1, description="chance of choosing neighbours at random (sampled)")] = 0.3
-    loss_tracking: Annotated[Literal["ema", "accumulated"], Field(description="how losses add up over rounds")] = "ema"
+    loss_tracking: Annotated[
+        Literal["ema", "accumulated"], UNSEARCHED, Field(description="how losses add up over rounds")
+    ] = "ema"
     beta: Annotated[float, Field(gt=0, le=1, description="weight of the new loss (ema)")] = 0.6
-    temperature: Annotated[Literal["count"] | Positive, Field(description="tau, large is choosy; count: n_i")] = 5.0
-    local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "epochs"
+    temperature: Annotated[
+        Literal["count"] | Positive, Search(1, 50), Field(description="tau, large is choosy; count: n_i")
+    ] = 5.0
+    local_work: Annotated[Literal["gradient", "epochs"], UNSEARCHED, Field(description="one gradient, or training")] = (
+        "epochs"
+    )
     m_step: Annotated[
         Literal["at-hand", "all"],
         Field(description="weights of contributions: posterior over models at hand, or over all"),
     ] = "at-hand"
     idle_below: Annotated[float, Field(ge=0, description="total weight below which a model makes no step")] = 1e-3
-    prune_below: Annotated[float, Field(ge=0, lt=1, description="weight below which a model is not deployed")] = 0.01
+    prune_below: Annotated[
+        float, UNSEARCHED, Field(ge=0, lt=1, description="weight below which a model is not deployed")
+    ] = 0.01
     deployed: Annotated[
         Literal["best", "all"] | Annotated[int, Field(ge=0)],
         Field(description="others whose models are deployed; best: as many as neighbours"),

@@ -67,6 +67,7 @@ from coterie.core.batches import Batches
 from coterie.core.errors import CoterieWarning
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import Adam, Optimizer
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
@@ -102,18 +103,20 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     learns_from: ClassVar[str] = "all clients, through the prior that their models make by the weights below"
 
     optimizer: Optimizer = Adam(lr=1e-4)
-    prior: Annotated[Family, Field(description="family of the prior on the clients' models")] = "gaussian"
+    prior: Annotated[Family, UNSEARCHED, Field(description="family of the prior on the clients' models")] = "gaussian"
     sigma2: Annotated[Scale, Field(description="variance of the prior; small pulls to gamma; auto: by `pull`")] = "auto"
-    pull: Annotated[float, Field(gt=0, description="sigma2 auto: share of the way from gamma taken back a round")] = (
-        pulls.HELD_BACK
-    )
+    pull: Annotated[
+        float, Search(1e-2, 1), Field(gt=0, description="sigma2 auto: share of the way from gamma taken back a round")
+    ] = pulls.HELD_BACK
     start: Annotated[
         Literal["better", "own"], Field(description="where training begins: own model, or gamma if better")
     ] = "better"
-    weighting: Annotated[Literal["omega", "samples", "uniform"], Field(description="what a client weighs in gamma")] = (
-        "samples"
+    weighting: Annotated[
+        Literal["omega", "samples", "uniform"], UNSEARCHED, Field(description="what a client weighs in gamma")
+    ] = "samples"
+    likelihood: Annotated[Literal["mean", "sum"], UNSEARCHED, Field(description="L of eq. 7 (mean) or eq. 2 (sum)")] = (
+        "mean"
     )
-    likelihood: Annotated[Literal["mean", "sum"], Field(description="L of eq. 7 (mean) or eq. 2 (sum)")] = "mean"
     prior_lr: Annotated[Rate, Field(description="lambda of eq. 3, the step size of the prior")] = "natural"
     prior_steps: Annotated[int, Field(ge=1, description="gradient steps on the prior in an aggregation")] = 1
     c: Annotated[Scale, Field(description="gaussian-learned: variance s + c; auto: sigma2")] = "auto"

@@ -39,6 +39,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, Population, TrainedAndBuffers
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import gradient, train
 from coterie.core.tree import Params
@@ -53,14 +54,16 @@ class Server(NamedTuple):
 class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
     optimizer: Optimizer = SGD()
     samples: Annotated[int, Field(ge=0, description="l, posterior samples of a client and round; 0 is FedAvg")] = 5
-    rho: Annotated[float, Field(ge=0, description="shrinkage; 0 makes the covariance the identity")] = 0.01
+    rho: Annotated[
+        float, Search(1e-3, 1), Field(ge=0, description="shrinkage; 0 makes the covariance the identity")
+    ] = 0.01
     burn_in: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=0)],
         Field(description="rounds of FedAvg before samples are used; auto: half of all rounds"),
     ] = "auto"
     settle: Annotated[float, Field(ge=0, lt=1, description="share of a round's steps before the first sample")] = 0.5
     server_lr: Annotated[float, Field(gt=0, description="step size of w")] = 1.0
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 1
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"burn_in": 0},)
 

@@ -40,6 +40,7 @@ from coterie.core.batches import Batch, Batches
 from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import EVALUATION_BATCH, train
 from coterie.core.tree import Params
@@ -79,7 +80,9 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
     }
 
     optimizer: Optimizer = SGD()
-    lam: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's centroid")] = 1.0
+    lam: Annotated[
+        float, Search(1e-2, 1e1), Field(ge=0, description="strength of the pull of features to their class's centroid")
+    ] = 1.0
 
     def init_server(self, params: Params, population: Population) -> Server:
         classes, dim = class_moments.dimensions(population.task)

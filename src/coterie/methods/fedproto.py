@@ -33,6 +33,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -61,10 +62,12 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
     learns_from: ClassVar[str] = "all clients, through the mean feature of each class; the model is its own"
 
     optimizer: Optimizer = SGD()
-    lam: Annotated[float, Field(ge=0, description="strength of the pull of features to their class's prototype")] = 1.0
-    weighting: Annotated[Literal["uniform", "samples"], Field(description="what a client weighs in a prototype")] = (
-        "uniform"
-    )
+    lam: Annotated[
+        float, Search(1e-2, 1e1), Field(ge=0, description="strength of the pull of features to their class's prototype")
+    ] = 1.0
+    weighting: Annotated[
+        Literal["uniform", "samples"], UNSEARCHED, Field(description="what a client weighs in a prototype")
+    ] = "uniform"
     prediction: Annotated[Literal["prototype", "head"], Field(description="nearest prototype, or the own head")] = (
         "prototype"
     )

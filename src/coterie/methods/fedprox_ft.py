@@ -19,6 +19,7 @@ from pydantic import Field
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
@@ -29,9 +30,11 @@ from coterie.parts import averaging, pulls
 class FedProxFT(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
     mu: Annotated[
-        pulls.Strength, Field(description="strength of the pull to the global model; auto: a tenth of a round's way")
+        pulls.Strength,
+        Search(1e-3, 1e1),
+        Field(description="strength of the pull to the global model; auto: a tenth of a round's way"),
     ] = "auto"
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 1
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
     init_client, personalize = averaging.init_no_state, averaging.finetune

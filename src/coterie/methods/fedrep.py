@@ -27,6 +27,7 @@ from torch import Tensor
 from coterie.core.batches import Batches
 from coterie.core.method import CountedParams, Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -38,7 +39,9 @@ class FedRep(Method[Params, Params, Params, CountedParams]):
     learns_from: ClassVar[str] = "all clients, through the body that they share; the head is its own"
 
     optimizer: Optimizer = SGD()
-    head_epochs: Annotated[int, Field(ge=1, description="times the head goes through the round's minibatches")] = 1
+    head_epochs: Annotated[
+        int, Search(1, 5), Field(ge=1, description="times the head goes through the round's minibatches")
+    ] = 1
     body_epochs: Annotated[int, Field(ge=1, description="times the body goes through them, after the head")] = 1
 
     init_server, dispatch, aggregate = averaging.init_body, averaging.dispatch, averaging.aggregate

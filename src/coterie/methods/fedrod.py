@@ -36,6 +36,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts import averaging, class_moments
@@ -50,7 +51,9 @@ class FedROD(Method[Params, Params, Params, CountedParams]):
     exempt: ClassVar[dict[int, str]] = {9: "a client deploys its own head added to the generic one, neither alone"}
 
     optimizer: Optimizer = SGD()
-    balance: Annotated[float, Field(ge=0, description="times log n_i in the generic loss; 0 is plain training")] = 1.0
+    balance: Annotated[
+        float, Search(1e-1, 4), Field(ge=0, description="times log n_i in the generic loss; 0 is plain training")
+    ] = 1.0
 
     dispatch, aggregate = averaging.dispatch, averaging.aggregate
 

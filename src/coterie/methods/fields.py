@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from coterie.core.importing import import_path
 from coterie.core.method import Method
 from coterie.core.optimizers import OPTIMIZERS, Optimizer
+from coterie.core.search import Search, Unsearched
 from coterie.methods import METHODS
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -28,6 +29,7 @@ class Hyper:
     type: Any  # with its limits, as pydantic understands them
     default: Any
     help: str
+    search: Search | Unsearched | None = None  # where `coterie tune` looks; None: by its type
 
     @property
     def flag(self) -> str:
@@ -44,6 +46,14 @@ class Hyper:
     def numeric(self) -> bool:
         """Whether it may be a number."""
         return any(part in (int, float) for part in _alternatives(self.type))
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Its limits, whether they are included or not; None where there is none."""
+        limits = _limits(self.type)
+        low = [getattr(limit, name) for limit in limits for name in ("gt", "ge") if hasattr(limit, name)]
+        high = [getattr(limit, name) for limit in limits for name in ("lt", "le") if hasattr(limit, name)]
+        return (max(low) if low else None), (min(high) if high else None)
 
     @property
     def allowed(self) -> str:
@@ -89,7 +99,8 @@ def hyper_parameters(cls: type) -> list[Hyper]:
         extras = get_args(hints[field.name])[1:] if get_origin(hints[field.name]) is Annotated else ()
         words = next((e.description for e in extras if getattr(e, "description", None)), "")
         default = field.default if field.default is not dataclasses.MISSING else None
-        found.append(Hyper(field.name, hints[field.name], default, words))
+        marker = next((each for each in extras if isinstance(each, Search | Unsearched)), None)
+        found.append(Hyper(field.name, hints[field.name], default, words, marker))
     return found
 
 

@@ -40,6 +40,7 @@ from torch import Tensor
 from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts import cloud_models
@@ -62,10 +63,14 @@ class HeurFedAMP(Method[Server, Params, Any, Params]):
 
     optimizer: Optimizer = SGD()
     sigma: Annotated[Literal["auto"] | Positive, Field(description="scale of the cosines in eq. 8")] = "auto"
-    contrast: Annotated[float, Field(gt=0, description="sigma auto: this over the median of 1 - cos")] = 4.0
+    contrast: Annotated[
+        float, Search(1, 16), Field(gt=0, description="sigma auto: this over the median of 1 - cos")
+    ] = 4.0
     self_attention: Annotated[Literal["auto"] | Share, Field(description="xi_ii of eq. 8; auto: FedAMP's")] = "auto"
     pull: Annotated[Literal["auto", "theorem"] | Positive, Field(description="lambda / alpha_k of eq. 6")] = "auto"
-    start: Annotated[cloud_models.Start, Field(description="where a client's steps begin: u_i or w_i")] = "cloud"
+    start: Annotated[cloud_models.Start, UNSEARCHED, Field(description="where a client's steps begin: u_i or w_i")] = (
+        "cloud"
+    )
     total_rounds: Annotated[cloud_models.Rounds, Field(description="K, for pull theorem; auto: rounds")] = "auto"
     neighbours: Annotated[Neighbours, Field(description="how many others each attends to at most")] = "all"
     cap: Annotated[float, Field(gt=0, le=1, description="most that one other client may weigh")] = 1.0

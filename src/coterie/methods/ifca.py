@@ -27,6 +27,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
@@ -51,7 +52,7 @@ class IFCA(Method[Server, tuple[()], Params, Up]):
     learns_from: ClassVar[str] = "the clients of its cluster, those whom the same one of several models fits best"
 
     optimizer: Optimizer = SGD()
-    clusters: Annotated[int, Field(ge=1, description="K, the number of models")] = 3
+    clusters: Annotated[int, Search(2, 5), Field(ge=1, description="K, the number of models")] = 3
 
     @property
     def personalize_epochs(self) -> int:

@@ -36,6 +36,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.errors import CoterieError
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -54,9 +55,10 @@ class MOON(Method[Params, Client, Params, CountedParams]):
     optimizer: Optimizer = SGD()
     mu: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=0)],
+        Search(1e-1, 1e1),
         Field(description="strength of the contrast; auto: by the features' length"),
     ] = "auto"
-    temperature: Annotated[float, Field(gt=0, description="tau, of the contrast")] = 0.5
+    temperature: Annotated[float, Search(1e-1, 1), Field(gt=0, description="tau, of the contrast")] = 0.5
 
     dispatch, aggregate = averaging.dispatch, averaging.aggregate
 

@@ -32,6 +32,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import CountedParams, Info, Method
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import gradient, train
 from coterie.core.tree import Params
@@ -41,8 +42,8 @@ from coterie.parts import averaging
 @dataclass(frozen=True)
 class PerFedAvg(Method[Params, tuple[()], Params, CountedParams]):
     optimizer: Optimizer = SGD()
-    alpha: Annotated[float, Field(gt=0, description="step size of a client's adaptation")] = 0.01
-    adapt_steps: Annotated[int, Field(ge=0, description="steps on own training data before use")] = 1
+    alpha: Annotated[float, Search(1e-3, 3e-1), Field(gt=0, description="step size of a client's adaptation")] = 0.01
+    adapt_steps: Annotated[int, Search(1, 10), Field(ge=0, description="steps on own training data before use")] = 1
 
     init_server, dispatch, aggregate = averaging.init_server, averaging.dispatch, averaging.aggregate
     init_client = averaging.init_no_state

@@ -45,6 +45,7 @@ from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.rng import ROUND_STEP, normals
 from coterie.core.scan import scan
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.tree import Params
 from coterie.parts import pulls
@@ -72,17 +73,21 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     optimizer: Optimizer = SGD()
     zeta: Annotated[
         pulls.Strength,
+        Search(1e-2, 1e1),
         Field(description="zeta, weight of the divergence from the prior; auto: a tenth of a round's way"),
     ] = "auto"
     sigma: Annotated[
         Literal["auto"] | Annotated[float, Field(gt=0)],
+        Search(1e-2, 3e-1),
         Field(description="standard deviation of every weight at first; auto: a tenth of the initial weights' spread"),
     ] = "auto"
     prior_lr: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=0)],
         Field(description="step size of the localised global model; auto: a tenth of its variances"),
     ] = "auto"
-    beta: Annotated[float, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")] = 1.0
+    beta: Annotated[
+        float, UNSEARCHED, Field(gt=0, le=1, description="share of the clients' mean in the server's new w")
+    ] = 1.0
     noise: Annotated[bool, Field(description="draw weights in training; otherwise use their means")] = True
     learn_variance: Annotated[bool, Field(description="learn the variances as well as the means")] = True
     draws: Annotated[int, Field(ge=0, description="models drawn for a prediction; 0 predicts with the means")] = 0

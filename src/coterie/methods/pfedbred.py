@@ -56,6 +56,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, Population, TrainedAndBuffers
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, gradient, proximal_steps, train
 from coterie.core.tree import Params
@@ -74,14 +75,22 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class PFedBreD(Method[Params, Client, Params, TrainedAndBuffers]):
     optimizer: Optimizer = SGD(0.01)
-    strategy: Annotated[Literal["mh", "meg", "lg", "none"], Field(description="what makes the prior personal")] = "mh"
-    variant: Annotated[Literal["authors", "paper"], Field(description="published code or the paper's text")] = "authors"
+    strategy: Annotated[
+        Literal["mh", "meg", "lg", "none"], UNSEARCHED, Field(description="what makes the prior personal")
+    ] = "mh"
+    variant: Annotated[
+        Literal["authors", "paper"], UNSEARCHED, Field(description="published code or the paper's text")
+    ] = "authors"
     jacobian: Annotated[
-        Literal["identity", "exact"], Field(description="D mu of eq. 13: first order, or second order")
+        Literal["identity", "exact"], UNSEARCHED, Field(description="D mu of eq. 13: first order, or second order")
     ] = "identity"
-    generator: Annotated[Generator, Field(description="g*, of the prior's Bregman divergence")] = "squared-norm"
-    lam: Annotated[float, Field(gt=0, description="lambda, strength of the prior")] = 15.0
-    eta: Annotated[float, Field(gt=0, description="step of the prior's mean along the memory (meg, mh)")] = 0.05
+    generator: Annotated[Generator, UNSEARCHED, Field(description="g*, of the prior's Bregman divergence")] = (
+        "squared-norm"
+    )
+    lam: Annotated[float, Search(1, 100), Field(gt=0, description="lambda, strength of the prior")] = 15.0
+    eta: Annotated[
+        float, Search(5e-3, 5e-1), Field(gt=0, description="step of the prior's mean along the memory (meg, mh)")
+    ] = 0.05
     eta_alpha: Annotated[
         Literal["auto"] | Positive, Field(description="step of the prior's mean down the loss (lg, mh); auto: SGD's lr")
     ] = "auto"

@@ -36,6 +36,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, TrainedAndBuffers
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, proximal_steps
 from coterie.core.tree import Params
@@ -52,16 +53,18 @@ class Client(NamedTuple):
 @dataclass(frozen=True)
 class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
     optimizer: Optimizer = SGD(0.01)
-    lam: Annotated[float, Field(gt=0, description="lambda, strength of the pull of theta to w")] = 15.0
+    lam: Annotated[float, Search(1, 100), Field(gt=0, description="lambda, strength of the pull of theta to w")] = 15.0
     prox_steps: Annotated[int, Field(ge=1, description="K, steps on one minibatch to find theta")] = 5
     outer_lr: Annotated[
         Literal["auto"] | Positive, Field(description="eta, step size of w; auto: w moves by one optimiser step")
     ] = "auto"
     beta: Annotated[float, Field(gt=0, description="relaxation of the server; above 1 it extrapolates")] = 1.0
     start: Annotated[
-        Literal["w", "theta-in-round", "theta"], Field(description="where the K steps of a minibatch begin")
+        Literal["w", "theta-in-round", "theta"], UNSEARCHED, Field(description="where the K steps of a minibatch begin")
     ] = "w"
-    weighting: Annotated[Literal["samples", "uniform"], Field(description="what a client weighs in w")] = "samples"
+    weighting: Annotated[Literal["samples", "uniform"], UNSEARCHED, Field(description="what a client weighs in w")] = (
+        "samples"
+    )
 
     init_server, dispatch = averaging.init_server, averaging.dispatch
 

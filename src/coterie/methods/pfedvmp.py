@@ -43,6 +43,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -74,13 +75,19 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     optimizer: Optimizer = SGD()
     xi1: Annotated[
-        float, Field(ge=0, description="512 times the pull of each feature to its class's centroid, whatever the width")
+        float,
+        Search(1, 500),
+        Field(ge=0, description="512 times the pull of each feature to its class's centroid, whatever the width"),
     ] = 50.0
-    alpha: Annotated[float, Field(gt=0, description="precision added in every direction")] = 1.0
+    alpha: Annotated[float, Search(1e-1, 1e1), Field(gt=0, description="precision added in every direction")] = 1.0
     precision: Annotated[
-        Literal["full", "diagonal", "pooled", "none"], Field(description="what is sent of a class's covariance")
+        Literal["full", "diagonal", "pooled", "none"],
+        UNSEARCHED,
+        Field(description="what is sent of a class's covariance"),
     ] = "full"
-    rtol: Annotated[float, Field(ge=1e-6, lt=1, description="eigenvalues below this share of the largest are 0")] = 1e-6
+    rtol: Annotated[
+        float, UNSEARCHED, Field(ge=1e-6, lt=1, description="eigenvalues below this share of the largest are 0")
+    ] = 1e-6
     room: Annotated[int, Field(ge=2, description="examples of a client that covariances are taken from")] = 2048
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"room": 8},)

@@ -31,6 +31,7 @@ from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
+from coterie.core.search import UNSEARCHED
 from coterie.core.task import Task
 from coterie.core.training import gradient
 from coterie.core.tree import Params
@@ -59,7 +60,9 @@ class Scaffold(Method[Server, Params, Down, Up]):
     optimizer: Optimizer = SGD()
     server_lr: Annotated[float, Field(gt=0, description="eta_g, step size of the server")] = 1.0
     control: Annotated[
-        Literal["path", "gradient"], Field(description="c_i from the gradients of the round, or at the received model")
+        Literal["path", "gradient"],
+        UNSEARCHED,
+        Field(description="c_i from the gradients of the round, or at the received model"),
     ] = "path"
 
     @property

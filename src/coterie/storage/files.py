@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,28 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, to_json(value, indent=2) + "\n")
+
+
+@timed("write")
+def append(path: Path, lines: Iterable[bytes]) -> None:
+    """Add lines to the end of a file: all of them, or none if that fails.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    left = memoryview(b"".join(lines))
+    try:
+        with path.open("ab", buffering=0) as file:
+            begin = file.tell()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(begin)
+                raise
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be written: {error.strerror}") from error
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -87,23 +87,9 @@ class RunFolder:
     def append_round(self, record: dict[str, Any]) -> None:
         self.append_lines([line_of(record)])
 
-    @timed("write")
     def append_lines(self, lines: list[bytes]) -> None:
         """Append records as `line_of` makes them: all of them, or none if that fails."""
-        path = self.path / "rounds.jsonl"
-        left = memoryview(b"".join(lines))
-        try:
-            with path.open("ab", buffering=0) as file:
-                begin = file.tell()
-                try:
-                    while left:
-                        left = left[file.write(left) :]
-                    os.fsync(file.fileno())
-                except BaseException:
-                    file.truncate(begin)
-                    raise
-        except OSError as error:
-            raise CheckpointError(f"'{path}' cannot be written: {error.strerror}") from error
+        files.append(self.path / "rounds.jsonl", lines)
 
     def read_rounds(self, until: int) -> list[dict[str, Any]]:
         """Read the records up to round `until`, without rounds after it, which have no checkpoint."""

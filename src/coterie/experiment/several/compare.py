@@ -162,7 +162,8 @@ def prepare_trials(
         plain = config.device == "cpu" and first.held_out is None and federation.weights is None
         if isinstance(data, str | Federation | None) or not plain:
             return setup(seed)
-        return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=seed))
+        again = seed if config.split_seed is None else config.split_seed
+        return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=again))
 
     first = setup(numbers[0])
     return Trials(built, numbers, first, another, bool(common.get("references")))

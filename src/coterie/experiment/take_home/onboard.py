@@ -249,7 +249,7 @@ def _site(
         regression=about["kind"] == "regression",
         validation=config.validation,
         test=config.test,
-        seed=config.seed,
+        seed=config.data_seed,
     )
     return dataclasses.replace(site, classes=tuple(about.get("classes") or ()))
 
@@ -264,7 +264,7 @@ def _silo(run: Path, name: str, path: Path, target: str | None, schema: dict[str
         given.write_text(agreed.to_toml(), encoding="utf-8")
         group = read_config(run).get("group")
         silos = Silos((str(path),), schema=str(given), columns=agreed.names, missing=agreed.missing, group=group)
-        site = load_silos(silos, validation=config.validation, test=config.test, seed=config.seed)
+        site = load_silos(silos, validation=config.validation, test=config.test, seed=config.data_seed)
     (split,), (record,) = site.clients.values(), site.preprocessing.values()
     return dataclasses.replace(site, clients={name: split}, preprocessing={name: record}, files={})
 

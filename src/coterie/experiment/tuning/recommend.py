@@ -1,0 +1,306 @@
+"""Recommend a method for a federation: tune a panel inside each fold, compare on what was held out, and choose.
+
+Nothing here looks at the run's test examples, so the run of what is recommended still has an honest test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.core import rng
+from coterie.core.errors import ConfigError
+from coterie.core.toml import to_toml
+from coterie.data.distance import class_counts, input_distances, label_distances, label_distances_by_chance
+from coterie.data.federation import Federation, SplitName
+from coterie.evaluation.metrics import mean
+from coterie.experiment.config import Config
+from coterie.experiment.pick_engine import Choices
+from coterie.experiment.run import Progress, Silent
+from coterie.experiment.setup import Data, Model, Setup
+from coterie.experiment.several.compare import Methods, Trials, prepare_trials
+from coterie.experiment.tuning.choice import Choice, choose_method
+from coterie.experiment.tuning.folds import folds_of
+from coterie.experiment.tuning.halving import rounds_trained
+from coterie.experiment.tuning.panel import (
+    PANEL,
+    Scored,
+    prefixed,
+    read_scored,
+    score_chosen,
+    scored_path,
+    suited,
+    together,
+    write_scored,
+)
+from coterie.experiment.tuning.tune import Searches, given_names, run_searches, searches_of, with_local
+from coterie.storage import files
+
+TRIALS = 6
+FOLDS = 3
+KNOWN: tuple[SplitName, ...] = ("train", "validation")  # the parts that a recommendation looks at
+# What does not belong into a file that other machines take unchanged.
+OF_THIS_MACHINE = ("engine", "compile", "workers", "memory", "device", "checkpoint_every", "data_dir", "reference")
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What the sites have; distances are medians over the sites, beside what chance would give."""
+
+    sites: int
+    least: int  # examples of the smallest site, test examples not counted
+    median: int
+    most: int
+    labels: tuple[float, float] | None  # None: a regression
+    inputs: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a whole run of a method costs."""
+
+    bytes_a_site: float
+    minutes: float  # of training, on this machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation:
+    """What `coterie.recommend` found.
+
+    Attributes:
+        method: the method to use; "local" if nothing is known to beat training alone.
+        settings: of `coterie.run`, for this method as it was tuned.
+        look: what the sites have.
+        choice: scores, differences, and who gains and loses.
+        costs: of a whole run, by method.
+        left_out: methods that were not tried, and why.
+        budget: the rounds of training that each method had in the search of each fold.
+        folds: how often examples were held out.
+        metric: what was compared.
+        path: the file with the settings, if there is one.
+    """
+
+    method: str
+    settings: dict[str, Any]
+    look: Look
+    choice: Choice
+    costs: dict[str, Cost]
+    left_out: dict[str, str]
+    budget: int
+    folds: int
+    metric: str
+    path: Path | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        about = dataclasses.asdict(dataclasses.replace(self, path=None, choice=None))  # type: ignore[arg-type]
+        choice = {
+            field.name: getattr(self.choice, field.name)
+            for field in dataclasses.fields(Choice)
+            if field.name not in ("benefit", "over_local", "over_second")
+        }
+        choice["over_local"] = {label: dataclasses.asdict(each) for label, each in self.choice.over_local.items()}
+        choice["over_second"] = None if self.choice.over_second is None else dataclasses.asdict(self.choice.over_second)
+        choice["benefit"] = None if self.choice.benefit is None else self.choice.benefit.to_json()
+        del about["path"]
+        return {"format": 1, **about, "choice": choice}
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """All that is to be tried, checked before anything trains."""
+
+    prepared: Trials
+    folds: list[Federation]
+    left_out: dict[str, str]
+    trials: int
+    fixed: list[str]
+    own_data: bool  # it came from Python, so no file can name it
+    notes: list[str]  # what to know about the scores
+
+    @property
+    def setup(self) -> Setup:
+        return self.prepared.first
+
+    def searches(self, federation: Federation, methods: Sequence[str] | None = None) -> Searches:
+        """Return the searches of all methods, or of some, on a federation with the same clients."""
+        chosen = {label: each for label, each in self.prepared.methods.items() if methods is None or label in methods}
+        first = dataclasses.replace(self.setup, federation=federation)
+        return searches_of(dataclasses.replace(self.prepared, methods=chosen, first=first), self.trials, {}, self.fixed)
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """The rounds of a method's search in one fold, and all rounds of everything."""
+        rungs = next(iter(self.searches(self.setup.federation).methods.values())).rungs
+        one = rounds_trained(rungs)
+        return one, len(self.folds) * len(self.prepared.methods) * (one + self.setup.config.rounds) + one
+
+
+def recommend(
+    data: Data | None = None,
+    methods: Methods = PANEL,
+    *,
+    trials: int = TRIALS,
+    folds: int = FOLDS,
+    model: Model | None = None,
+    head: str | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Recommendation:
+    """Recommend a method for a federation, with its settings.
+
+    A panel of methods is tuned, with the same budget for each and for training alone, inside nested cross-validation at
+    every site. The run's test examples are not looked at.
+
+    Args:
+        data: as for `coterie.run`.
+        methods: the panel, from cheap to dear; `local` is added.
+        trials: how many candidates each method has in the search of each fold.
+        folds: how often another part of each site's examples is held out.
+        model: as for `coterie.run`.
+        head: the layer that is the model's head; by default its last linear layer.
+        out: a folder for what was found and federation.toml. What is there already is not done again.
+        progress: receives news.
+        **settings: as for `coterie.compare`. Hyper-parameters that are given are not searched.
+
+    Returns:
+        Which method to use, how sure that is, who gains and who loses, and what it costs.
+
+    Raises:
+        ConfigError: settings are wrong; it lists every problem.
+        DataError: the data are missing or malformed, or a client has too few examples.
+        CheckpointError: `out` holds something else.
+    """
+    panel = prepare_panel(data, methods, trials=trials, folds=folds, model=model, head=head, **settings)
+    return run_panel(panel, Path(out) if out is not None else None, progress=progress)
+
+
+def prepare_panel(
+    data: Data | None = None,
+    methods: Methods = PANEL,
+    *,
+    trials: int = TRIALS,
+    folds: int = FOLDS,
+    model: Model | None = None,
+    head: str | None = None,
+    **settings: Any,
+) -> Panel:
+    """Resolve and check everything before anything trains; see `recommend` for the arguments."""
+    if not isinstance(folds, int) or folds < 2:
+        raise ConfigError([f"folds = {folds!r}: give a whole number from 2 on"])
+    seed = settings.pop("seed", 0)
+    prepared = prepare_trials(with_local(methods), [seed], data, model=model, head=head, **settings)
+    tried, left_out = suited(prepared.methods, prepared.first)
+    group = prepared.first.config.group
+    notes = [f"rows that agree in '{group}' may be on both sides of a fold: all scores are somewhat too good"]
+    made = folds_of(prepared.first.federation, folds, prepared.first.config.data_seed)
+    own = not isinstance(data, str | None)
+    panel = Panel(
+        dataclasses.replace(prepared, methods=tried),
+        made,
+        left_out,
+        trials,
+        given_names(settings),
+        own,
+        notes if group else [],
+    )
+    panel.searches(prepared.first.federation)  # complains of what is wrong
+    return panel
+
+
+def run_panel(panel: Panel, out: Path | None, *, progress: Progress | None = None) -> Recommendation:
+    """Try the panel, as far as `out` does not have it, and choose; see `recommend`."""
+    tell = progress or Silent()
+    setup = panel.setup
+    with tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out)) as folder:
+        place = Path(folder)
+        scored: dict[str, list[Scored]] = {label: [] for label in panel.prepared.methods}
+        choices = Choices(repeats=len(panel.folds), methods=len(scored))
+        for k, fold in enumerate(panel.folds, 1):
+            news = prefixed(tell, f"fold {k}/{len(panel.folds)}")
+            for label, each in _fold(panel, fold, place / f"fold-{k}", news, choices).items():
+                scored[label].append(each)
+        costs = _costs(scored, setup)
+        held = {label: together([each.predictions for each in found]) for label, found in scored.items()}
+        sent = {label: costs[label].bytes_a_site for label in held}
+        names = setup.federation.names
+        choice = choose_method(setup.task, setup.metric, held, names, sent, seed=setup.config.seed)
+        searches = panel.searches(setup.federation, [choice.chosen])
+        run_searches(searches, place / "final", prefixed(tell, "settings of"))
+        settings = settings_of(searches.chosen(choice.chosen).config, own_data=panel.own_data)
+        found = Recommendation(
+            choice.chosen,
+            settings,
+            look_at(setup.federation, setup.config.seed),
+            choice,
+            costs,
+            panel.left_out,
+            panel.rounds[0],
+            len(panel.folds),
+            setup.metric,
+            None if out is None else out / "federation.toml",
+        )
+        if found.path is not None and out is not None:
+            files.write_text(found.path, to_toml(settings))
+            files.write_json(out / "recommendation.json", found.to_json())
+    return found
+
+
+def _fold(panel: Panel, fold: Federation, folder: Path, tell: Progress, choices: Choices) -> dict[str, Scored]:
+    """Return what every method did on the examples that one fold held out."""
+    searches = panel.searches(fold)
+    run_searches(searches, folder, tell, choices)
+    found = {}
+    for label, search in searches.methods.items():
+        path = scored_path(folder, label)
+        known = read_scored(path)
+        if known is None:
+            known = score_chosen(search, fold, tell, choices)
+            write_scored(path, known)
+        found[label] = known
+    return found
+
+
+def look_at(federation: Federation, seed: int) -> Look:
+    """Describe the sites by their training and validation examples."""
+    sizes = [len(own.train) + len(own.validation) for own in federation.clients.values()]
+    labels = None
+    if federation.num_classes is not None:
+        counts = class_counts(federation, KNOWN)
+        by_chance = label_distances_by_chance(counts, rng.generator(seed, "look at labels"))
+        labels = float(np.median(label_distances(counts).from_all)), float(np.median(by_chance))
+    away, expected = input_distances(federation, KNOWN)
+    inputs = float(np.median(away)), float(np.median(expected))
+    return Look(len(sizes), min(sizes), int(np.median(sizes)), max(sizes), labels, inputs)
+
+
+def settings_of(config: Config, *, own_data: bool) -> dict[str, Any]:
+    """Return the settings of a run that can be taken to other machines."""
+    values = {key: value for key, value in config.to_file().items() if value is not None}
+    fields = Config.model_fields
+    values = {key: value for key, value in values.items() if key not in OF_THIS_MACHINE}
+    if own_data or values.get("silos"):
+        values.pop("data", None)
+    return {
+        key: value
+        for key, value in values.items()
+        if key in ("method", "data", "model", "rounds", "seed", "hyper", "optimizer") or value != fields[key].default
+    }
+
+
+def _costs(scored: Mapping[str, Sequence[Scored]], setup: Setup) -> dict[str, Cost]:
+    rounds, size = setup.config.rounds, len(setup.federation.names)
+    return {
+        label: Cost(
+            rounds * mean([each.bytes_a_round for each in found]) / size,
+            rounds * mean([each.seconds_a_round for each in found]) / 60,
+        )
+        for label, found in scored.items()
+    }

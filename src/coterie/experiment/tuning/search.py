@@ -1,0 +1,254 @@
+"""Search one method's settings: propose candidates, train them rung by rung, and choose the best on validation data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.core.errors import CoterieError
+from coterie.evaluation.benefit import sign_of
+from coterie.experiment.pick_engine import Choices
+from coterie.experiment.run import Progress
+from coterie.experiment.setup import Setup
+from coterie.experiment.tuning.candidates import Engines, best_of, train_until
+from coterie.experiment.tuning.halving import Rung, rounds_trained
+from coterie.experiment.tuning.journal import Entry, Point, SearchFolder
+from coterie.experiment.tuning.propose import importances, propose
+from coterie.experiment.tuning.space import MODEL, Space, Values, defaults_of, in_words, with_values
+
+
+@dataclasses.dataclass
+class Candidate:
+    """One setting of a method, and what it scored so far."""
+
+    number: int
+    values: Values
+    curve: tuple[Point, ...] = ()
+    rungs: int = 0  # done
+    seconds: float = 0.0
+    diverged: str = ""
+
+    def add(self, entry: Entry) -> None:
+        """Take in what was done in one more rung."""
+        self.curve, self.rungs = self.curve + entry.curve, entry.rung + 1
+        self.seconds, self.diverged = self.seconds + entry.seconds, entry.diverged
+
+    def until(self, round: int) -> tuple[Point, ...]:
+        """Return the curve up to a round."""
+        return tuple(point for point in self.curve if point.round <= round)
+
+
+@dataclasses.dataclass
+class MethodSearch:
+    """The search of one method.
+
+    Attributes:
+        label: the name of the method.
+        setup: with the method as it is by default, on a federation without test examples.
+        space: what is searched.
+        rungs: the budget, which is the same for every method.
+        candidates: all that were tried, in order.
+        engines: picked the candidates' engine; None before the search.
+    """
+
+    label: str
+    setup: Setup
+    space: Space
+    rungs: tuple[Rung, ...]
+    candidates: list[Candidate] = dataclasses.field(default_factory=list)
+    engines: Engines | None = None  # that picked the engine of its candidates
+
+    @property
+    def metric(self) -> str:
+        return self.setup.metric
+
+    def rank(self, candidate: Candidate, rung: int) -> tuple[float, float, int]:
+        """Return what candidates are sorted by after a rung: by metric, then by loss, then in order; less is better."""
+        sign = sign_of(self.metric)
+        best = None if candidate.diverged else best_of(candidate.until(self.rungs[rung].rounds), sign)
+        if best is None:
+            return math.inf, math.inf, candidate.number
+        return -sign * best.value, best.loss, candidate.number
+
+    def leaders(self, rung: int) -> list[Candidate]:
+        """Return the candidates that have done a rung, the best first."""
+        done = [each for each in self.candidates if each.rungs > rung]
+        return sorted(done, key=functools.partial(self.rank, rung=rung))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rungs are done."""
+        return bool(self.candidates) and len(self.leaders(len(self.rungs) - 1)) >= self.rungs[-1].candidates
+
+    @property
+    def chosen(self) -> Candidate:
+        """The best candidate of the last rung.
+
+        Raises:
+            CoterieError: none of them could be trained.
+        """
+        first = next(iter(self.leaders(len(self.rungs) - 1)), None)
+        if first is None or math.isinf(self.rank(first, -1)[0]):
+            why = next((each.diverged for each in self.candidates if each.diverged), "no validation score is defined")
+            raise CoterieError(f"{self.label}: none of {len(self.candidates)} candidates could be trained ({why})")
+        return first
+
+    def best(self, candidate: Candidate) -> Point | None:
+        """Return the best point of a candidate; None if it has none."""
+        return best_of(candidate.curve, sign_of(self.metric))
+
+    @property
+    def score(self) -> float:
+        """What the chosen candidate scores on validation data."""
+        best = self.best(self.chosen)
+        return math.nan if best is None else best.value
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds all candidates trained for together."""
+        ends = [0, *(rung.rounds for rung in self.rungs)]
+        return sum(ends[each.rungs] for each in self.candidates)
+
+    def chosen_setup(self, setup: Setup) -> Setup:
+        """Return `setup`, which has all examples, with what was chosen."""
+        return apply(setup, self.chosen.values)
+
+    def tried(self, rung: int = 0) -> list[tuple[Values, float]]:
+        """Return the values and scores of all candidates after a rung, of which more is better."""
+        done = [each for each in self.candidates if each.rungs > rung]
+        return [(each.values, -self.rank(each, rung)[0]) for each in done]
+
+    def importance(self) -> dict[str, float]:
+        """Return what share of the variation after the first rung each hyper-parameter explains; {} if unknown."""
+        return importances(self.space, self.tried(), self.setup.config.seed) if self.space else {}
+
+    def direction(self, name: str) -> float:
+        """Return the rank correlation of a hyper-parameter with the score after the first rung; NaN of words."""
+        from scipy.stats import spearmanr
+
+        pairs = [(values[name], score) for values, score in self.tried() if math.isfinite(score)]
+        if len(pairs) < 4 or any(isinstance(value, str) for value, _ in pairs):
+            return math.nan
+        x, y = np.array(pairs, dtype=float).T
+        return float(spearmanr(x, y).statistic) if np.ptp(x) and np.ptp(y) else math.nan
+
+    def summary(self) -> dict[str, Any]:
+        """Return the search in numbers, for JSON."""
+        chosen = self.chosen
+        return {
+            "space": {name: str(each) for name, each in self.space.items()},
+            "rungs": [list(rung) for rung in self.rungs],
+            "rounds": self.rounds,
+            "chosen": {"candidate": chosen.number, "values": chosen.values, f"validation_{self.metric}": self.score},
+            "importance": self.importance(),
+            "direction": {name: self.direction(name) for name in self.space},
+        }
+
+
+def apply(setup: Setup, values: Values) -> Setup:
+    """Return a setup with the values of a candidate."""
+    new = setup.with_method(with_values(setup.method, values))
+    model = values.get(MODEL, setup.config.model)
+    return new if model == setup.config.model else new.with_model(model)
+
+
+def run_search(
+    search: MethodSearch, folder: SearchFolder, done: Sequence[Entry], tell: Progress, choices: Choices
+) -> None:
+    """Do what is not done yet of a method's search.
+
+    Args:
+        search: gets the candidates.
+        folder: the journal, and the states of candidates that may go on.
+        done: the entries of this method that the journal has.
+        tell: receives a "round" for each candidate and rung, numbered by the rounds trained so far.
+        choices: engines chosen for other methods.
+    """
+    known = {(entry.candidate, entry.rung): entry for entry in done}
+    total = rounds_trained(search.rungs)
+    engines = search.engines = Engines(total, -(-total // search.rungs[0].candidates), choices, tell.say)
+    setup_of = functools.cache(lambda number: apply(search.setup, search.candidates[number].values))
+    finished = _rounds_done(search, done)
+    tell.start(search.label, finished, total)
+    try:
+        for number in range(search.rungs[0].candidates):
+            entry = known.get((number, 0))
+            values = entry.values if entry else _values(search, number)
+            search.candidates.append(Candidate(number, values))
+            finished = _train(search, number, 0, entry, folder, setup_of, engines, tell, finished)
+        for rung in range(1, len(search.rungs)):
+            leaders = search.leaders(rung - 1)
+            promoted = [each.number for each in leaders[: search.rungs[rung].candidates]]
+            for loser in leaders[search.rungs[rung].candidates :]:
+                folder.forget(search.label, loser.number)
+            best = search.candidates[promoted[0]]
+            tell.say(
+                f"{search.label}: {len(promoted)} of {len(leaders)} candidates go on after round "
+                f"{search.rungs[rung - 1].rounds}; the best so far has {in_words(best.values)}"
+            )
+            for number in promoted:
+                entry = known.get((number, rung))
+                finished = _train(search, number, rung, entry, folder, setup_of, engines, tell, finished)
+    finally:
+        tell.stop()
+
+
+def _values(search: MethodSearch, number: int) -> Values:
+    if number == 0:
+        return defaults_of(search.setup, search.space)
+    return propose(search.space, search.tried(), number, search.setup.config.seed, search.label)
+
+
+def _train(
+    search: MethodSearch,
+    number: int,
+    rung: int,
+    entry: Entry | None,
+    folder: SearchFolder,
+    setup_of: Callable[[int], Setup],
+    engines: Engines,
+    tell: Progress,
+    finished: int,
+) -> int:
+    """Do one candidate's rung, unless the journal has it; return the rounds that are now done."""
+    candidate, until = search.candidates[number], search.rungs[rung].rounds
+    if entry is not None:
+        candidate.add(entry)
+        return finished
+    begun = search.rungs[rung - 1].rounds if rung else 0
+    curve: tuple[Point, ...] = ()
+    seconds, diverged = 0.0, candidate.diverged
+    if not diverged:
+        states = folder.states(search.label, number)
+        start = begun if begun in states.checkpoints() else 0  # a state that was lost is made again
+        keep = rung + 1 < len(search.rungs)
+        curve, seconds, diverged = train_until(setup_of(number), states, start, until, engines, keep=keep)
+        curve = tuple(point for point in curve if point.round > begun)
+    made = Entry(search.label, number, rung, candidate.values, curve, seconds, diverged)
+    folder.add(made)
+    candidate.add(made)
+    finished += until - begun
+    last = search.best(candidate)
+    news: dict[str, Any] = {"round": finished, "info": {}, "seconds": seconds}
+    if last is not None:
+        news["validation"] = {search.metric: [last.value]}
+    tell.round(news, search.metric)
+    return finished
+
+
+def _rounds_done(search: MethodSearch, done: Sequence[Entry]) -> int:
+    ends = [0, *(rung.rounds for rung in search.rungs)]
+    return sum(ends[entry.rung + 1] - ends[entry.rung] for entry in done)
+
+
+def by_method(entries: Sequence[Entry]) -> Mapping[str, list[Entry]]:
+    """Group the entries of a journal by method."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.method, []).append(entry)
+    return found
