@@ -89,3 +89,19 @@ def test_clients_heard_and_sparse_evaluation(tmp_path):
     result, whole = server.run(ledger()), run_setup(setup, None)
     assert [sorted(row) for row in result.rounds] == [sorted(row) for row in whole.rounds]
     assert result.clients == whole.clients
+
+
+def test_sites_choose_what_they_take_home_as_in_a_simulation(tmp_path):
+    setup, server, queue = make("fedavg", tmp_path, take_home="best", calibrate=True)
+    book = ledger()
+    server.run(book)
+    run_setup(setup, tmp_path / "simulated", report=False)
+    told = files.read_json(tmp_path / "simulated" / "take_home.json")
+    x = setup.federation.x[:3]
+    for i, name in enumerate(NAMES):
+        out = queue.sites[name].root / book.run / name / "result"
+        (row,) = files.read_json(out / "take_home.json")["clients"]
+        assert row["kept"] == told["clients"][i]["kept"]
+        assert row["temperature"] == pytest.approx(told["clients"][i]["temperature"], rel=1e-4)
+        ours, theirs = load(out, name, model=net), load(tmp_path / "simulated", name, model=net)
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
