@@ -4,9 +4,9 @@
 
 Every method of `METHODS`, `local` included, is tuned in the same way: it runs with each of `STEP_SIZES` on the first
 seed, and with the one that is better on validation data on the others too. All else are its own defaults. The result of
-each method on each federation is kept under --cache (by default build/common), named by its settings and by
-the code of the method's file and of the parts that it is made of: started again, the script only runs what is missing
-or has changed. Delete the folder after a change elsewhere that changes results. --page runs nothing.
+each method on each federation is kept under --cache (by default build/common), named by its settings and by the code of
+the method's file: started again, the script only runs what is missing or has changed. After a change elsewhere that
+changes results, delete the folder or, for a part that few methods use, their files in it. --page runs nothing.
 docs/benchmark.md is written from what was measured, never by hand; what is said there about single methods comes from
 benchmarks/common.toml. It is no part of `make bench`: time is shown, but nothing depends on it.
 """
@@ -66,23 +66,13 @@ def cases() -> tuple[Case, ...]:
 
 
 def code(method: str) -> str:
-    """Return a hash of the method's file and of the parts it imports, without comments and docstrings."""
-    todo, seen = [METHODS[method].__module__], dict[str, str]()
-    while todo:
-        if (module := todo.pop()) in seen:
-            continue
-        path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
-        parsed = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(parsed):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("coterie.parts"):
-                names = (
-                    [node.module] if node.module != "coterie.parts" else [f"{node.module}.{a.name}" for a in node.names]
-                )
-                todo += [name for name in names if name]
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                node.value.value = ""
-        seen[module] = ast.dump(parsed)
-    return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
+    """Return a hash of the method's file, without comments and docstrings."""
+    path = ROOT / "src" / Path(*METHODS[method].__module__.split(".")).with_suffix(".py")
+    parsed = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return hashlib.sha256(ast.dump(parsed).encode()).hexdigest()
 
 
 def kept_in(cache: Path, case: Case, method: str, seeds: Sequence[int], quick: bool) -> Path:
