@@ -50,6 +50,7 @@ from coterie.methods import (
     PFedBreD,
     PFedMe,
     PFedVMP,
+    QLSDFT,
     Scaffold,
 )
 from coterie.methods.fields import AnyMethod, hyper_parameters, name_of
@@ -121,6 +122,7 @@ SPECIAL_CASES = (
     SpecialCase(MOON(STEP, mu=0.0), FedAvg(STEP)),
     SpecialCase(Scaffold(STEP), FedAvg(STEP), ALONE),
     SpecialCase(FedPAFT(STEP, samples=0, burn_in=0), FedAvgFT(STEP), unsaid=("burn_in",)),
+    SpecialCase(QLSDFT(STEP, temperature=0.0, levels=0), FedAvgFT(STEP)),
     SpecialCase(FedBN(STEP), FedAvg(STEP), NO_NORM),
     SpecialCase(FedPer(STEP), FedAvg(STEP), NO_HEAD),
     SpecialCase(FedPer(STEP), Local(STEP), ALL_HEAD),
