@@ -223,8 +223,8 @@ def test_instances_and_labels(tmp_path):
     assert read_toml(tmp_path / "strong-seed0" / "config.toml")["hyper"]["sigma2"] == 0.001
     with (tmp_path / "weak-seed0" / "clients.csv").open() as file:
         weak_rows = list(csv.DictReader(file))
-    assert [float(row["test_loss"]) for row in weak_rows] != [
-        row["test_loss"] for row in found.rows if row["method"] == "strong"
+    assert [float(row["last_test_loss"]) for row in weak_rows] != [
+        row["last_test_loss"] for row in found.rows if row["method"] == "strong"
     ]
 
 
