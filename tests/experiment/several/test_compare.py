@@ -114,7 +114,7 @@ def test_folders_and_summary(tmp_path):
     assert read_toml(tmp_path / "local-seed6" / "config.toml")["optimizer"]["lr"] == 0.3
     told = json.loads((tmp_path / "comparison.json").read_text())
     assert told["seeds"] == [5, 6]
-    assert told["metric"] == "test_balanced_accuracy"
+    assert told["metric"] == "test_auroc"
     assert told["methods"]["fedprox"]["mean"] == pytest.approx(found.mean("fedprox"))
     assert told["methods"]["fedprox"]["gain_over_local"] == pytest.approx(found.gains("fedprox").tolist())
     assert told["rows"] == found.rows
@@ -223,8 +223,8 @@ def test_instances_and_labels(tmp_path):
     assert read_toml(tmp_path / "strong-seed0" / "config.toml")["hyper"]["sigma2"] == 0.001
     with (tmp_path / "weak-seed0" / "clients.csv").open() as file:
         weak_rows = list(csv.DictReader(file))
-    assert [float(row["test_loss"]) for row in weak_rows] != [
-        row["test_loss"] for row in found.rows if row["method"] == "strong"
+    assert [float(row["last_test_loss"]) for row in weak_rows] != [
+        row["last_test_loss"] for row in found.rows if row["method"] == "strong"
     ]
 
 
