@@ -116,7 +116,7 @@ def test_mistakes_are_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RIGHT)
 def test_planted_federations_are_recognised_with_nine_of_ten_seeds(kind: str) -> None:
-    given = {"same": {"rows": 80}, "groups": {}, "own": {"rows": 120}}[kind]
+    given = {"same": {"rows": 80}, "groups": {"rows": 120}, "own": {"rows": 120}}[kind]
     common = {**SMALL, "engine": "stacked", "rounds": 8, "trials": 4, "methods": ("local", "fedavg", "ditto", "ifca")}
     found = [recommend(federation(kind, seed=seed, **given), seed=seed, **common).method for seed in range(10)]
     assert sum(method == RIGHT[kind] for method in found) >= 9, found

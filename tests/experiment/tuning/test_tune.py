@@ -139,7 +139,7 @@ def test_models_are_searched_if_asked_for() -> None:
 
 
 def test_candidates_that_diverge_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(propose, "RANDOM", 100)
+    monkeypatch.setattr(propose, "SPREAD", 100)
     found = tune([], federation("same"), **{**SEARCH, "model": "mlp", "search": ["lr=0.05..1e30"], "trials": 5})
     lost = [each for each in found.searches.methods["local"].candidates if each.diverged]
     assert lost

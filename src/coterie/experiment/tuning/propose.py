@@ -1,7 +1,9 @@
-"""Which candidate to try next: Optuna's tree-structured Parzen estimator, as a function of what was tried before.
+"""Which candidate to try next: evenly spread ones at first, then Optuna's tree-structured Parzen estimator.
 
-The first candidate is what the user, the data set or the method has set. Whatever is proposed depends on the seed, the
-candidate's number and the earlier scores only, so that a search that was stopped goes on as if it had not been.
+The first candidate is what the user, the data set or the method has set. The next ones lie evenly in the ranges (a
+Kronecker sequence with a random shift), at the same places for every method, so that all try the same step sizes.
+Whatever is proposed depends on the seed, the candidate's number and the earlier scores only, so that a search that was
+stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from coterie.core import rng
 from coterie.core.errors import CoterieError
 from coterie.experiment.tuning.space import Numbers, Range, Space, Values
 
-RANDOM = 6  # so many are drawn at random before any is proposed from the scores
+SPREAD = 6  # so many are spread evenly before any is proposed from the scores
+# Multiples of these lie evenly in 0..1: the fractional parts of square roots of primes, the golden ratio's first.
+STEPS = tuple(math.sqrt(prime) % 1 for prime in (5, 2, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37))
 Tried = Sequence[tuple[Values, float]]  # values and their score, of which more is better
 
 
@@ -42,15 +46,33 @@ def propose(space: Space, tried: Tried, number: int, seed: int, label: str) -> V
     """
     if not space:
         return {}
+    if number <= SPREAD:
+        return _spread(space, number, seed)
     optuna = require_optuna()
     drawn = rng.seed_of(seed, "tune", label, str(number)) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls this sampler's options experimental
-        sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=RANDOM, multivariate=True)
+        sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=1, multivariate=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials(frozen_trials(space, tried))
         values: Values = study.ask({name: _distribution(each) for name, each in space.items()}).params
     return values
+
+
+def _spread(space: Space, number: int, seed: int) -> Values:
+    """Return the values at one place of the sequence; the first setting of each space, the step size, has the same."""
+    shift = rng.generator(seed, "tune").random(max(len(space), len(STEPS)))
+    places = [(shift[k] + number * STEPS[k % len(STEPS)]) % 1 for k in range(len(space))]
+    return {name: _at(each, float(place)) for (name, each), place in zip(space.items(), places, strict=True)}
+
+
+def _at(found: Range, place: float) -> Any:
+    """Return the value of a range at a place from 0 to 1 (not included)."""
+    if not isinstance(found, Numbers):
+        return found.values[int(place * len(found.values))]
+    low, high = (found.low, found.high + 1) if found.whole else (found.low, found.high)
+    value = low * (high / low) ** place if found.log else low + place * (high - low)
+    return min(int(value), int(found.high)) if found.whole else float(value)
 
 
 def frozen_trials(space: Space, tried: Tried) -> list[Any]:
