@@ -24,6 +24,7 @@ from coterie.methods import (
     APFL,
     IFCA,
     MOON,
+    QLSDFT,
     ClusteredFL,
     Ditto,
     FedALA,
@@ -50,7 +51,6 @@ from coterie.methods import (
     PFedBreD,
     PFedMe,
     PFedVMP,
-    QLSDFT,
     Scaffold,
 )
 from coterie.methods.fields import AnyMethod, hyper_parameters, name_of
