@@ -199,8 +199,8 @@ def work_of(setup: Setup) -> Work:
         each = 2 + method.prox_steps
     if isinstance(method, Ditto):  # the model for all, and the client's own
         each = 2
-    if isinstance(method, FedMAP) and method.weighting == "omega":  # the likelihood in a client's weight
-        scored = examples
+    if isinstance(method, FedMAP):  # the likelihood in a client's weight, and those of the two models to begin at
+        scored = examples * ((method.weighting == "omega") + 2 * (method.start == "better"))
     return Work(each * minibatches, each * examples, scored)
 
 

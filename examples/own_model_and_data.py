@@ -16,7 +16,7 @@ def main() -> coterie.Result:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     result = coterie.run("fedprox", hospitals(), model=model, rounds=10, local_epochs=2, lr=0.1, mu=0.1)
     for row in result.clients:
-        print(f"{row['client']}: alone {row['local_test_balanced_accuracy']:.3f}, gain {row['gain']:+.3f}")
+        print(f"{row['client']}: alone {row['local_test_auroc']:.3f}, gain {row['gain']:+.3f}")
     personal = result.model("client-3")  # your own class, with this client's parameters
     print(personal(torch.zeros(1, 8)).softmax(1))
     return result

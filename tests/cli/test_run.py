@@ -80,7 +80,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
     for problem in (
         "data = 5: give its name, as text",
         "there is no flag --roundz (did you mean '--rounds'?)",
-        "--mu is a flag of fedprox, fedprox-ft, moon, not of fedmap",
+        "--mu is a flag of fedprox, fedprox-ft, moon, gpfl, not of fedmap",
         "--likelihood needs a value",
         "rounds = 0: input should be greater than or equal to 1",
         "engine = 'fast': input should be 'auto', 'loop' or 'stacked'",
@@ -110,7 +110,7 @@ def test_everything_wrong_is_told_at_once_before_anything_trains():
             "a classification has balanced_accuracy, accuracy, macro_f1, auroc, ece, loss",
         ),
         (["--optimizer", "sdg"], "there is no optimizer 'sdg' (did you mean 'sgd'?)"),
-        (["--momentum", "0.9"], "optimizer adam has no 'momentum'"),
+        (["--data", "synthetic-label-skew", "--momentum", "0.9"], "optimizer adam has no 'momentum'"),
         (["--sigma2", "-1"], "sigma2 = '-1': method fedmap needs auto | a number > 0"),
     ],
 )
@@ -212,7 +212,7 @@ def test_global_and_personal_models_are_both_shown():
 def test_the_round_can_be_selected_by_any_metric():
     result = cli("run", *TINY, "--select", "auroc", "--method", "fedavg", "--out", "run")
     assert result.exit_code == 0, result.output
-    assert "was selected by mean validation auroc" in result.output
+    assert "was selected by mean validation AUROC" in result.output
     assert "NaN" not in Path("run/rounds.jsonl").read_text()  # null, where a client has one class only
 
 

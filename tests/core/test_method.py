@@ -19,7 +19,7 @@ STILL = {"per-fedavg": {"alpha": 1e-12}, "pfedbred": {"eta_alpha": 1e-12}}
 # Options with which a client trains the initial model, and no other.
 ONE = {"fedem": {"components": 1}, "ifca": {"clusters": 1}, "pfedbayes": {"noise": False}}
 # What they train on is not the initial model's own loss; their tests have it.
-OTHER_LOSSES = {"gpfl"}
+OTHER_LOSSES = {"gpfl", "pfedgp"}
 ALSO = {"ditto": {"global_loss"}, "fedrep": {"head_loss"}}  # losses that are told beside "loss"
 
 

@@ -223,7 +223,7 @@ def test_where_the_auroc_is_defined_for_nobody_the_loss_selects():
     from coterie.experiment.run import score_of
 
     undefined = [{"validation": {"auroc": [math.nan, math.nan], "loss": [a, a]}} for a in (0.7, 0.4)]
-    assert score_of("auroc", undefined[1]) > score_of("auroc", undefined[0])
+    assert score_of("auroc", None, undefined[1]) > score_of("auroc", None, undefined[0])
 
 
 def test_two_classes_are_judged_by_auroc_and_the_config_says_so(tmp_path):

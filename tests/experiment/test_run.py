@@ -17,6 +17,7 @@ from coterie.experiment.config import Config, default_out, parse_bytes, resolve
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAvg, FedMAP, FedProx
+from coterie.storage import files
 from coterie.storage.journal import at_once
 from coterie.storage.run_folder import RunFolder, line_of, safe_name
 
@@ -274,7 +275,9 @@ def test_a_newer_format_is_told(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", progress=Stop(1))
     path = tmp_path / "run" / "checkpoints" / "round-00001" / "state.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    told = json.loads(path.read_text())
+    told.pop(files.OWN_CHECKSUM)
+    path.write_text(json.dumps(told | {"format": 99}))
     with pytest.raises(CheckpointError, match="newer version"):
         coterie.resume(tmp_path / "run", data=clients(), model=model())
 
@@ -326,7 +329,13 @@ def test_a_method_object_and_a_name_give_the_same():
     by_name = run(method="fedprox", mu=0.3, momentum=0.5)
     data = clients()
     by_object = coterie.run(
-        FedProx(coterie.SGD(0.3, momentum=0.5), mu=0.3), data, model=model(), rounds=4, batch_size=8, **QUICK
+        FedProx(coterie.SGD(0.3, momentum=0.5), mu=0.3),
+        data,
+        model=model(),
+        rounds=4,
+        batch_size=8,
+        select="balanced_accuracy",
+        **QUICK,
     )
     assert by_name.clients == by_object.clients
     assert by_name.config.hyper == by_object.config.hyper == {"mu": 0.3}
@@ -388,12 +397,16 @@ def test_problems_that_need_the_data_are_told_before_training():
 def test_defaults_come_from_the_data_set_and_flags_win():
     config, method = resolve({})
     assert isinstance(method, FedMAP)
+    assert (config.data, config.rounds, config.local_epochs, config.take_home) == ("hospitals", 20, 3, "best")
+    assert resolve({"reference": False})[0].take_home == "federated", "there would be nothing to choose from"
+    skew = {"data": "synthetic-label-skew"}
+    config, method = resolve(skew)
     assert (config.rounds, config.local_epochs, config.batch_size) == (20, 50, 64)
     assert config.optimizer == {"name": "adam", "lr": 1e-4}
-    config, method = resolve({"rounds": 3, "optimizer": {"lr": 0.5}})
+    config, method = resolve({**skew, "rounds": 3, "optimizer": {"lr": 0.5}})
     assert config.rounds == 3
     assert method.optimizer == coterie.Adam(lr=0.5)
-    _, method = resolve({"optimizer": {"name": "sgd"}})
+    _, method = resolve({**skew, "optimizer": {"name": "sgd"}})
     assert method.optimizer == coterie.SGD()
 
 

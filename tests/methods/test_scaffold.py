@@ -66,7 +66,9 @@ def test_alone_it_is_fedavg(optimizer, control):
         for number in (1, 2, 3):
             sims[-1].train(number, LOOP)
     ours, theirs = sims[0].state.server.x["weight"], sims[1].state.server["weight"]
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    # Adam counts its steps in float32, and the step size that it divides is a float here and a tensor in FedAvg.
+    near = 1e-12 if isinstance(optimizer, SGD) else 1e-7
+    torch.testing.assert_close(ours, theirs, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("method", [Scaffold(SGD(LR)), Scaffold(SGD(LR), control="gradient"), FedAvg(SGD(LR))], ids=str)

@@ -92,9 +92,9 @@ def test_the_reason_needs_an_option_and_words():
 
 def test_settings_go_to_no_extremes():
     names = [name for name, _ in testing.settings(FedMAP(), numbers=True)]
-    assert {"prior = laplace", "weighting = omega", "pull = 0.165", "prior_steps = 2"} <= set(names)
-    assert "prior = laplace, pull = 0.165" in names
+    assert {"prior = laplace", "weighting = omega", "pull = 0.05", "prior_steps = 2"} <= set(names)
+    assert "prior = laplace, pull = 0.05" in names
     assert len(names) == len(set(names))
     words = [name for name, _ in testing.settings(FedMAP(), numbers=False)]
-    assert "pull = 0.165" not in words
+    assert "pull = 0.05" not in words
     assert "likelihood = sum" in words

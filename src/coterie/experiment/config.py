@@ -325,6 +325,8 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         source, defaults = None, dict(silo_settings.DEFAULTS)
     if "partition" in wanted:
         defaults.pop("clients", None)
+    if wanted.get("reference") is False:
+        defaults.pop("take_home", None)  # there would be nothing to choose from
     wanted = over(defaults, wanted)
     try:
         config = Config(**wanted)

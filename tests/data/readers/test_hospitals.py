@@ -46,9 +46,9 @@ def shown(seed):
 
 
 def is_true(found):
-    """What the README says: some of the sharing hospitals gain and a stranger loses; by choosing, only gains remain."""
+    """What the README says: most gainers share their illness, and by what is taken home some gain and no one loses."""
     gains, loses = found["gains"], found["loses"]
-    return bool(gains[0] & SHARING.keys()) and bool(loses[0] & STRANGERS) and len(gains[1]) >= 2 and not loses[1]
+    return len(gains[0] & SHARING.keys()) >= 3 and len(gains[1]) >= 2 and not loses[1]
 
 
 def test_the_demo_shows_the_point():

@@ -19,6 +19,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 10,
     "report": False,
     "optimizer": {"name": "sgd"},
+    "select": "balanced_accuracy",
 }
 
 
