@@ -18,3 +18,22 @@ def test_what_cannot_be_is_refused_in_words():
     assert told.exit_code == 2
     assert "FedAMP does not average the models that it is sent" in told.output
     assert "choose median, trimmed:0.2" in cli("attack", *TINY, "--method", "fedavg", "--robust", "mean").output
+
+
+def test_an_attack_that_makes_training_diverge_is_told():
+    more = (
+        "--data",
+        "digits",
+        "--rounds",
+        "12",
+        "--no-compile",
+        "--lr",
+        "0.5",
+        "--attacks",
+        "scaled",
+        "--robust",
+        "median",
+    )
+    told = cli("attack", *more, "--method", "fedavg", "--hostile", "4", "--local-steps", "4")
+    assert told.exit_code == 0, told.output
+    assert "diverged" in told.output

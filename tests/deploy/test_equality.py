@@ -39,6 +39,16 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
         assert torch.equal(model(x), setup.method.predict(setup.task, tree.rows(views, i), x))
 
 
+def test_a_robust_server_is_the_simulators_bits(tmp_path):
+    setup, server, _ = make("fedavg", tmp_path, reference=False, robust="median")
+    server.run(ledger())
+    sim = simulate(setup)
+    kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
+    assert same(kept.server, sim.state.server)
+    plain = simulate(make("fedavg", tmp_path / "plain", reference=False)[0])
+    assert not same(plain.state.server, sim.state.server)
+
+
 @pytest.mark.parametrize("method", ["fedmap", "ditto"])
 def test_the_run_folder_is_a_simulations(method, tmp_path, monkeypatch):
     setup, server, _ = make(method, tmp_path, clients_per_round=3, report=True)

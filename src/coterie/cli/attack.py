@@ -12,8 +12,9 @@ from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
 from coterie.cli.request import Request
 from coterie.cli.run import describe
+from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.attack import ATTACKS, attack_setup, check_attacks, hostile_clients
-from coterie.experiment.setup import prepare
+from coterie.experiment.setup import Setup, prepare
 from coterie.parts.robust import averaged_fields
 
 UNDEFENDED = "none"
@@ -34,8 +35,8 @@ def attack(
 ) -> None:
     """Train with hostile clients, and print how the honest ones fare under every attack and defence.
 
-    Nothing is written. Numbers are means over the honest clients' test examples after the last round, in percent;
-    "no attack" scores the same clients when nobody is hostile.
+    Nothing is written. Numbers are means over the honest clients' test examples after the last round, in percent; where
+    an attack makes training diverge, the table says so. "no attack" scores the same clients when nobody is hostile.
     """
     with report_errors():
         request = Request(ctx, settings)
@@ -57,6 +58,15 @@ def attack(
             for rule, setup in setups.items():
                 if progress.is_terminal:
                     say(progress, f"{name or 'no attack'}, {rule}")
-                cells.append(f"{100 * attack_setup(setup, name, who).mean:.1f}")
+                cells.append(_score(setup, name, who))
             table.add_row(name or "no attack", *cells)
         show(console, table)
+
+
+def _score(setup: Setup, attack: str | None, hostile: list[int]) -> str:
+    try:
+        return f"{100 * attack_setup(setup, attack, hostile).mean:.1f}"
+    except ConfigError:
+        raise
+    except CoterieError:  # values that are not finite, which is what the attack wants
+        return "diverged"
