@@ -24,7 +24,7 @@ RIGHT = {"same": "fedavg", "groups": "ifca", "own": "local"}
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recommendation, Path]:
     out = tmp_path_factory.mktemp("recommend") / "found"
-    return recommend(federation("groups"), out=out, **QUICK), out
+    return recommend(federation("groups", rows=120), out=out, **QUICK), out
 
 
 def test_contradicting_groups_are_given_clusters(groups: tuple[Recommendation, Path]) -> None:
@@ -35,12 +35,12 @@ def test_contradicting_groups_are_given_clusters(groups: tuple[Recommendation, P
     assert found.costs["local"].bytes_a_site == 0 < found.costs["fedavg"].bytes_a_site
     assert found.costs["ifca"].bytes_a_site > found.costs["fedavg"].bytes_a_site  # it sends all clusters' models down
     assert found.choice.benefit is not None
-    assert [row["test"] for row in found.choice.benefit.clients] == [48] * 8  # all but the test examples, once each
+    assert [row["test"] for row in found.choice.benefit.clients] == [96] * 8  # all but the test examples, once each
 
 
 def test_wrong_test_labels_change_nothing(groups: tuple[Recommendation, Path]) -> None:
     found, _ = groups
-    blind = recommend(with_wrong_test_labels(federation("groups")), **QUICK)
+    blind = recommend(with_wrong_test_labels(federation("groups", rows=120)), **QUICK)
     assert blind.choice == found.choice
     assert blind.settings == found.settings
     assert blind.look == found.look
@@ -61,7 +61,9 @@ def test_what_is_written_are_settings_of_a_run(groups: tuple[Recommendation, Pat
     assert values == found.settings
     assert values["method"] == "ifca"
     assert "data" not in values  # no file can name what came from Python
-    result = coterie.run(data=federation("groups"), engine="loop", compile=False, workers=1, **{**values, "rounds": 1})
+    result = coterie.run(
+        data=federation("groups", rows=120), engine="loop", compile=False, workers=1, **{**values, "rounds": 1}
+    )
     assert result.config.hyper["clusters"] == values["hyper"]["clusters"]
     told = json.loads((out / "recommendation.json").read_text())
     assert told["method"] == "ifca"
@@ -82,8 +84,8 @@ def test_a_recommendation_that_was_stopped_goes_on(
 
     monkeypatch.setattr(module, "score_chosen", stopping)
     with pytest.raises(KeyboardInterrupt):
-        recommend(federation("groups"), out=tmp_path / "found", **QUICK)
-    again = recommend(federation("groups"), out=tmp_path / "found", **QUICK)
+        recommend(federation("groups", rows=120), out=tmp_path / "found", **QUICK)
+    again = recommend(federation("groups", rows=120), out=tmp_path / "found", **QUICK)
     assert again.choice == found.choice
     assert len(calls) == 3 + 4  # what was scored is not scored again
 
