@@ -8,10 +8,10 @@ from coterie.core import tree
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.core.rng import torch_generator
-from coterie.core.routes import NOBODY
+from coterie.core.routes import NOBODY, Addressed
 from coterie.data.federation import Split
 from coterie.methods import FedFomo, Local
-from coterie.methods.fedfomo import Server
+from coterie.methods.fedfomo import Own, Server
 
 from .quadratic import DIM, SIZES, STACKED, federation, simulation, task
 
@@ -142,6 +142,13 @@ def test_a_peer_holds_its_own_rows_and_offers_its_model():
     assert state.affinity.shape == (1, 4)
     assert tree.nbytes(state.models) == tree.nbytes(params)
     assert torch.equal(method.offer(state, torch.tensor([2]))["w"][0], params["w"])
+    assert state.at(torch.tensor([2, 0, 3])).tolist() == [0, -1, -1]
+    # What it hears of others is that they took part.
+    told = Own({"w": torch.full((2, DIM), 7)}, torch.full((2, 4), 5.0))
+    after = method.aggregate(state, torch.tensor([0, 3]), Addressed(told, torch.full((2, 1), NOBODY), ()))
+    assert torch.equal(after.models["w"], state.models["w"])
+    assert not after.affinity.any()
+    assert after.heard.tolist() == [True, False, False, True]
 
 
 def test_affinities_below_0_are_refused():
