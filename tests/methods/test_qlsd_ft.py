@@ -111,6 +111,7 @@ def test_noise_belongs_to_the_runs_seed_and_the_round():
     assert torch.equal(first, again)
     assert (first - second).abs().min() > 1e-3
     assert (first - other).abs().min() > 1e-3
+    assert (second - other).abs().min() > 1e-3, "the next seed's rounds are not this one's"
 
 
 def test_a_message_has_a_byte_for_each_number():
