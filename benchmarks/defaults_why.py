@@ -1,10 +1,11 @@
 """Why some defaults gain less than others in docs/defaults.md: a small experiment for each explanation that it gives.
 
-    python benchmarks/defaults_why.py [--only METHOD] [--quick]
+    COTERIE_DATA=... python benchmarks/defaults_why.py [--only METHOD] [--quick]
 
 For each, what the explanation says should matter is changed, and nothing else. Training alone has the same settings as
-far as it has them (rounds, step size, epochs). Digits, two seeds, as in `benchmarks/defaults.py`; a row is the test
-accuracy of the method and of training alone, and the gain. What was found is told in benchmarks/defaults.toml.
+far as it has them (rounds, step size, minibatches). A row is the test metric of the method and of training alone, the
+gain, and where clients are few the gain of each. Digits have two seeds, as in `benchmarks/defaults.py`, and hospitals
+five. What was found is told in benchmarks/defaults.toml.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from defaults import cases
 from torch import Tensor
 
 import coterie
@@ -28,10 +30,24 @@ from coterie.evaluation.metrics import mean
 from coterie.methods import PFedVMP
 from coterie.methods.pfedvmp import Server, Up
 
-SEEDS = (0, 1)
-ALONE = ("rounds", "lr", "local_epochs")  # settings that training alone has as well
-DIRICHLET: Mapping[str, Any] = {"data": "digits"}
-IID: Mapping[str, Any] = {"data": "digits", "partition": "iid", "clients": 10}
+ALONE = ("rounds", "lr", "local_epochs", "local_steps", "batch_size")  # settings that training alone has as well
+FEW = 8  # clients, whose gains are told one by one
+
+
+@dataclass(frozen=True)
+class Case:
+    settings: Mapping[str, Any]
+    seeds: Sequence[int] = (0, 1)
+
+
+CASES = {
+    "digits, Dirichlet 0.3": Case({"data": "digits", "select": "accuracy"}),
+    "digits, IID": Case({"data": "digits", "partition": "iid", "clients": 10, "select": "accuracy"}),
+    "heart disease": Case(
+        {**next(case.settings for case in cases() if case.name == "heart disease"), "select": "auroc"}, range(5)
+    ),
+    "the demo's hospitals": Case({"data": "hospitals", "select": "auroc"}, range(5)),
+}
 
 
 @dataclass(frozen=True)
@@ -70,34 +86,35 @@ class Row:
 def rows() -> list[Row]:
     """Return every run of the experiments, in the order of the explanations."""
     found = []
-    for case in ("Dirichlet 0.3", "IID"):
-        for settings in ({}, {"rounds": 100}, {"rounds": 300}, {"lr": 0.2}, {"rounds": 100, "lr": 0.2}):
+    for case in ("digits, Dirichlet 0.3", "digits, IID"):
+        for settings in ({}, {"rounds": 100}, {"lr": 0.2}, {"rounds": 100, "lr": 0.2}):
             found.append(Row("fedbabu", case, settings))
-        steps = ({}, {"prox_steps": 20}, {"lam": 1.0}, {"lam": 1.0, "prox_steps": 20}, {"rounds": 100})
-        found += [Row("pfedme", case, settings) for settings in steps]
-        for rounds in (30, 100, 300):
+        sizes = [{"local_steps": 10, "batch_size": size} for size in (10, 100)]
+        for settings in ({}, {"prox_steps": 20}, {"lam": 1.0}, *sizes, {"rounds": 100}):
+            found.append(Row("pfedme", case, settings))
+        for rounds in (30, 100):
             found += [Row(name, case, {"rounds": rounds}) for name in ("fedper", "pfedvmp", "following")]
-        found += [Row("pfedvmp", case, {"xi1": xi1}) for xi1 in (0.0, 5.0, 20.0)]
-        found += [Row("pfedbred", case, settings) for settings in ({}, {"prox_steps": 1})]
+        found.append(Row("pfedbred", case, {}))
         found.append(Row("local", case, {"local_epochs": 5}))
+    for case in ("heart disease", "the demo's hospitals"):
+        found += [Row("fedmap", case, settings) for settings in ({}, {"pull": 0.5}, {"pull": 1.0}, {"start": "own"})]
+        found += [Row(name, case, {}) for name in ("fedavg", "fedavg-ft", "ditto", "apfl", "fedamp")]
     return found
 
 
-def score(row: Row, quick: bool) -> float:
-    """Return the mean test accuracy of clients and seeds."""
-    common = {**(IID if row.case == "IID" else DIRICHLET), "select": "accuracy", "report": False}
-    settings = {**common, **row.settings}
-    settings["evaluate_every"] = max(5, settings.get("rounds", 30) // 10)
+def scores(row: Row, quick: bool) -> list[float]:
+    """Return every client's test metric, the mean over seeds."""
+    case = CASES[row.case]
+    settings = {"report": False, **case.settings, **row.settings}
+    settings["evaluate_every"] = 5
     if quick:
         settings |= {"rounds": 2, "local_steps": 2, "evaluate_every": 1}
         settings.pop("local_epochs", None)
-    if row.method != "following":
-        compared = coterie.compare([row.method], SEEDS[: 1 if quick else 2], **settings)
-        return mean([mean(each) for each in compared.scores(row.method)])
-    lr = settings.pop("lr", 0.05)
-    labelled = {"following": Following(coterie.SGD(lr))}
-    compared = coterie.compare(labelled, SEEDS[: 1 if quick else 2], **settings)
-    return mean([mean(each) for each in compared.scores("following")])
+    method: Any = [row.method]
+    if row.method == "following":
+        method = {"following": Following(coterie.SGD(settings.pop("lr", 0.05)))}  # an instance has its step size
+    compared = coterie.compare(method, case.seeds[:1] if quick else case.seeds, **settings)
+    return [mean(list(each)) for each in zip(*compared.scores(row.method), strict=True)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,18 +122,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asking.add_argument("--only", help="only this method's rows", metavar="METHOD")
     asking.add_argument("--quick", action="store_true", help="a smoke test: two rounds of two steps, one seed")
     asked = asking.parse_args(arguments)
-    alone: dict[tuple[str, str], float] = {}
-    print("| method | digits | settings | scores | alone | gain |\n|---|---|---|---|---|---|", flush=True)
+    alone: dict[tuple[str, str], list[float]] = {}
+    print(
+        "| method | federation | settings | scores | alone | gain | of each |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     for row in rows():
         if asked.only and asked.only != row.method:
             continue
-        same = {name: row.settings[name] for name in ALONE if name in row.settings}
+        same = {name: row.settings[name] for name in ALONE if name in row.settings and row.method != "local"}
         key = row.case, str(same)
         if key not in alone:
-            alone[key] = score(Row("local", row.case, same), asked.quick)
-        found = score(row, asked.quick)
-        told = ", ".join(f"{name} {value:g}" for name, value in row.settings.items()) or "defaults"
-        numbers = f"{100 * found:.1f} | {100 * alone[key]:.1f} | {100 * (found - alone[key]):+.1f}"
+            alone[key] = scores(Row("local", row.case, same), asked.quick)
+        found = scores(row, asked.quick)
+        gains = [100 * (one - other) for one, other in zip(found, alone[key], strict=True)]
+        told = ", ".join(f"{name} {value}" for name, value in row.settings.items()) or "defaults"
+        each = ", ".join(f"{gain:+.1f}" for gain in gains) if len(gains) <= FEW else ""
+        numbers = f"{100 * mean(found):.1f} | {100 * mean(alone[key]):.1f} | {mean(gains):+.1f} | {each}"
         print(f"| {row.method} | {row.case} | {told} | {numbers} |", flush=True)
     return 0
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import coterie
+from coterie.core.batches import Batch
 from coterie.engine import Engine
 from coterie.experiment.simulation import Simulation
 from tests.places import SHARED
@@ -259,6 +260,7 @@ def test_the_runner_runs_every_script_there_is() -> None:
         "all",
         "common",
         "defaults",
+        "defaults_why",
         "mutation",
         "robustness",
     }  # which measure no time
@@ -363,6 +365,26 @@ def test_what_is_said_about_methods_in_the_page_of_defaults_names_methods() -> N
     said = load("defaults").notes()
     assert said
     assert all(line.startswith("- `") and line.endswith(".") for line in said)
+
+
+def test_a_centroid_that_follows_cannot_lag() -> None:
+    """Centroids half, or three times, as long as a class's mean feature pull to that mean; an unknown class to none."""
+    near = load("defaults_why").near
+    features = torch.tensor([[1.0, 0.0], [3.0, 2.0], [4.0, 4.0], [9.0, 9.0], [0.0, 7.0]])
+    batch = Batch(features, torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0]), torch.tensor(0))
+    centroid = torch.tensor([[1.0, 0.5], [12.0, 12.0], [5.0, 5.0]])  # means are [2, 1] and, of one example, [4, 4]
+    found = near(features, batch, (centroid, torch.tensor([1.0, 1.0, 0.0]), torch.tensor(3.0)))
+    assert float(found) == pytest.approx(3.0 * (1.0 + 1.0) / 4)  # each of the first two is 1 away, a mean over features
+
+
+def test_no_fork_begins_after_the_time_that_was_given(tmp_path: Path) -> None:
+    mutation = load("mutation")
+
+    def work(out: Path) -> None:
+        out.write_text("{}")
+
+    assert list(mutation.in_forks([work], 1, [5.0], until=0.0)) == []
+    assert list(mutation.in_forks([work], 1, [5.0])) == [(0, {})]
 
 
 def test_mutants_are_single_changes_with_names_that_do_not_depend_on_layout() -> None:
