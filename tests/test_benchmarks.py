@@ -359,6 +359,14 @@ def test_renewed_rows_leave_the_others_of_the_page_as_they_are(tmp_path: Path) -
     assert "| `moon` | failed: it diverged |" in defaults.page(failed, [case], (0, 1))
     assert defaults.measure(case, "moon", (0, 1), tmp_path, quick=True, run=False) == {}
     assert "| `moon` | not measured |" in defaults.page({case.name: {"local": local, "moon": {}}}, [case], (0, 1))
+    # A cell that was not measured anew stays as it was, and the others of its row do not.
+    other = defaults.cases()[1]
+    results = {
+        case.name: {"local": local, "moon": {}},
+        other.name: {"local": local, "moon": {"scores": [[0.6, 0.8]] * 2}},
+    }
+    both = defaults.page(results, [case, other], (0, 1), {"moon": "| `moon` | +1.0 ± 0.0, 50 % | +2.0 ± 0.0, 50 % |"})
+    assert "| `moon` | +1.0 ± 0.0, 50 % | +10.0 ± 0.0, 100 % |" in both.splitlines()
 
 
 def test_what_is_said_about_methods_in_the_page_of_defaults_names_methods() -> None:
