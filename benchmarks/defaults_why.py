@@ -86,18 +86,19 @@ class Row:
 def rows() -> list[Row]:
     """Return every run of the experiments, in the order of the explanations."""
     found = []
+    bodies: list[dict[str, Any]] = [{}, {"rounds": 100}, {"lr": 0.2}, {"rounds": 100, "lr": 0.2}]
+    sizes: list[dict[str, Any]] = [{"local_steps": 10, "batch_size": size} for size in (10, 100)]
+    pulled: list[dict[str, Any]] = [{}, {"prox_steps": 20}, {"lam": 1.0}, *sizes, {"rounds": 100}]
+    maps: list[dict[str, Any]] = [{}, {"pull": 0.5}, {"pull": 1.0}, {"start": "own"}]
     for case in ("digits, Dirichlet 0.3", "digits, IID"):
-        for settings in ({}, {"rounds": 100}, {"lr": 0.2}, {"rounds": 100, "lr": 0.2}):
-            found.append(Row("fedbabu", case, settings))
-        sizes = [{"local_steps": 10, "batch_size": size} for size in (10, 100)]
-        for settings in ({}, {"prox_steps": 20}, {"lam": 1.0}, *sizes, {"rounds": 100}):
-            found.append(Row("pfedme", case, settings))
+        found += [Row("fedbabu", case, settings) for settings in bodies]
+        found += [Row("pfedme", case, settings) for settings in pulled]
         for rounds in (30, 100):
             found += [Row(name, case, {"rounds": rounds}) for name in ("fedper", "pfedvmp", "following")]
         found.append(Row("pfedbred", case, {}))
         found.append(Row("local", case, {"local_epochs": 5}))
     for case in ("heart disease", "the demo's hospitals"):
-        found += [Row("fedmap", case, settings) for settings in ({}, {"pull": 0.5}, {"pull": 1.0}, {"start": "own"})]
+        found += [Row("fedmap", case, settings) for settings in maps]
         found += [Row(name, case, {}) for name in ("fedavg", "fedavg-ft", "ditto", "apfl", "fedamp")]
     return found
 
@@ -106,7 +107,7 @@ def scores(row: Row, quick: bool) -> list[float]:
     """Return every client's test metric, the mean over seeds."""
     case = CASES[row.case]
     settings = {"report": False, **case.settings, **row.settings}
-    settings["evaluate_every"] = 5
+    settings["evaluate_every"] = max(5, settings.get("rounds", 0) // 10)
     if quick:
         settings |= {"rounds": 2, "local_steps": 2, "evaluate_every": 1}
         settings.pop("local_epochs", None)
