@@ -359,6 +359,9 @@ def test_renewed_rows_leave_the_others_of_the_page_as_they_are(tmp_path: Path) -
     assert "| `moon` | failed: it diverged |" in defaults.page(failed, [case], (0, 1))
     assert defaults.measure(case, "moon", (0, 1), tmp_path, quick=True, run=False) == {}
     assert "| `moon` | not measured |" in defaults.page({case.name: {"local": local, "moon": {}}}, [case], (0, 1))
+    assert defaults._alike("81.1", "81.0 |")
+    assert not defaults._alike("81.1", "80.9")
+    assert defaults._alike("81.1 |", "not measured")
     # A cell that was not measured anew stays as it was, and the others of its row do not.
     other = defaults.cases()[1]
     results = {
