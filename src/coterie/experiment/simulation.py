@@ -65,6 +65,7 @@ class Simulation:
     store: Store | None = None  # keeps the rows of many clients; None: they are in memory
     # (round, ids, down, ups) -> the messages as hostile clients make them; None: nobody is hostile
     tamper: Callable[[int, list[int], Tree, Tree], Tree] | None = None
+    hostile: frozenset[int] = frozenset()  # ids of clients that may diverge, since nobody believes them anyway
 
     @classmethod
     def start(
@@ -428,6 +429,10 @@ class Simulation:
     @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
         """Raise `CoterieError` if a client reports NaN or infinite values."""
+        if self.hostile:
+            honest = torch.tensor([i not in self.hostile for i in ids])
+            ids = [i for i in ids if i not in self.hostile]
+            ups, info = tree.rows((ups, info), honest)
         reported = [*info.values(), *tree.leaves(ups)]
         if math.isfinite(sum(float(leaf.sum()) for leaf in reported)):  # then all of them are; one pass, no copy
             return
