@@ -41,7 +41,9 @@ Deviations:
   sums over all j, but notes that nearly all w_ij are nearly 0 (section 4.3). What the deployed models have of the
   posterior weight is logged as `deployed_mass`.
 - `cap` below 1, which is not in the paper, lets no other client's model weigh more than that, in training and in
-  prediction; the rest goes to the client's own.
+  prediction; the rest goes to the client's own. Nor does anybody else's contribution to a model weigh more, or go
+  further than its owner's own (`mixtures.capped_contributions`).
+- A model of another client whose loss here is not finite counts as one of `WORTHLESS`, and gets no contribution.
 """
 
 from __future__ import annotations
