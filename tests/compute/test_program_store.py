@@ -22,7 +22,7 @@ from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.engine.stacked import stacked
-from coterie.experiment.run import Silent
+from coterie.experiment.progress import Silent
 from tests.compute.test_replay import batches
 from tests.marks import compiles
 
