@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 _numbers = itertools.count()
+_made: dict[Any, Any] = {}  # what `compiled_once` has compiled in this process
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +33,26 @@ def workers_keep_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ProcessPool, "_take_back", lambda self: None)
     monkeypatch.setattr(ProcessPool, "_work_waits", lambda self: False)
+
+
+@pytest.fixture
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile a step once for all tests of this process that ask for this, each of which begins with nothing compiled.
+
+    Steps are the same where the store of steps on disk takes them for the same. What comes after compiling, such as
+    keeping a step on disk, is done in every test.
+    """
+    from coterie.compute import compiled
+    from coterie.compute.step_key import step_key
+
+    really = compiled._compile
+
+    def once(program: Any, example: list[Any], to_repeat: bool) -> Any:
+        key = step_key(program, [compiled._kind(value, value.shape) for value in example]), to_repeat
+        if key[0] is None:
+            return really(program, example, to_repeat)
+        if key not in _made:
+            _made[key] = really(program, example, to_repeat)
+        return _made[key]
+
+    monkeypatch.setattr(compiled, "_compile", once)

@@ -26,7 +26,7 @@ from coterie.experiment.progress import Silent
 from tests.compute.test_replay import batches
 from tests.marks import compiles
 
-pytestmark = compiles
+pytestmark = [compiles, pytest.mark.xdist_group("steps on disk"), pytest.mark.usefixtures("compiled_once")]
 CLIENTS = 3
 
 
