@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,17 @@ import pytest
 
 _numbers = itertools.count()
 _made: dict[Any, Any] = {}  # what `compiled_once` has compiled in this process
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """No test cuts the power: what a process wrote is there without waiting for the disk, 50 times a run.
+
+    Tests of what is waited for (`tests/storage/test_files.py`) replace `os.fsync` themselves.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
