@@ -14,6 +14,25 @@ _numbers = itertools.count()
 _made: dict[Any, Any] = {}  # what `compiled_once` has compiled in this process
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share what a fixture makes in one process (of `pytest -n 2 --dist loadgroup`): it is made once.
+
+    These are tests of a module that use the same of its fixtures, and tests of a method that look at its run, which
+    `joined` makes.
+    """
+    for item in items:
+        if next(item.iter_markers("xdist_group"), None) is not None:
+            continue
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        used = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+        shared = sorted(name for name, definitions in used.items() if definitions[-1].scope == "module")
+        if "joined" in used and "method" in parameters:
+            item.add_marker(pytest.mark.xdist_group(f"joined {parameters['method']}"))
+        elif shared:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {' '.join(shared)}"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """No test cuts the power: what a process wrote is there without waiting for the disk, 50 times a run.
