@@ -128,8 +128,8 @@ def _cost(found: Recommendation) -> str:
     if found.method == LOCAL:
         return f"It sends nothing, and trains for {_minutes(cost.minutes)} on this machine, all sites together."
     return (
-        f"A run of {found.settings['rounds']} rounds sends {bytes_in_words(cost.bytes_a_site)} by and to each site, and "
-        f"trains for {_minutes(cost.minutes)} on this machine, all sites together."
+        f"A run of {found.settings['rounds']} rounds sends {bytes_in_words(cost.bytes_a_site)} by and to each site, "
+        f"and trains for {_minutes(cost.minutes)} on this machine, all sites together."
     )
 
 
