@@ -25,8 +25,9 @@ from coterie.evaluation.benefit import Trial, judge, measure, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.references import References, references
-from coterie.experiment.run import Progress, Silent, run_setup, write_report
+from coterie.experiment.run import run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
