@@ -15,7 +15,7 @@ main()
 """
 
 
-def test_what_is_imported_is_not_looked_at_again():
+def test_what_is_imported_is_not_looked_at_again() -> None:
     done = subprocess.run([sys.executable, "-c", TELL], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3, done.stderr
     assert done.stdout.split() == ["True", "True", "True"]  # collected as usual meanwhile, and nothing left at the end
