@@ -328,11 +328,11 @@ def execute(
         validation,
     )
     if folder:
-        folder.write_predictions(predictions)
-        if adopt.wanted(config):
-            folder.write_predictions(validation, VALIDATION)
         models = partial(write_models, folder, result, federation, len(federation.names))
-        with files.together(2 * len(federation.names)):
+        with files.together(2 + 2 * len(federation.names)):
+            folder.write_predictions(predictions)
+            if adopt.wanted(config):
+                folder.write_predictions(validation, VALIDATION)
             thread.do([models]) if thread else models()
     return result
 
