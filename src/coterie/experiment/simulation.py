@@ -355,6 +355,10 @@ class Simulation:
         ids = self.sample(round)
         return self._local_update, ids, self._work(round, ids)[1]
 
+    def probe_view(self, round: int = 1) -> tuple[Any, list[int], Any]:
+        """Return the same of the models that clients would deploy."""
+        return self._view, self._everyone, self._personal(round, self._everyone)
+
     def client_steps(self, rounds: int) -> int:
         """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""
         plan = self._withholding(self.plan)
