@@ -123,8 +123,8 @@ def test_training_alone_is_written_as_it_is_told(tmp_path: Path) -> None:
 
 
 # In "same" and "groups", logistic regressions on the examples of all sites that are alike lead those of single sites by
-# 8 to 14 points, with as many examples as a fold trains on; the standard error of a difference is about 2. Where they led
-# by 5 points (8 sites, 120 rows, 12 inputs), two of four groups were not told from chance.
+# 8 to 14 points, with as many examples as a fold trains on; the standard error of a difference is about 2. With a lead
+# of 5 points (8 sites, 120 rows, 12 inputs), two of four groups were not told from chance.
 PLANTED: dict[str, dict[str, int]] = {
     "same": {"sites": 12, "rows": 80, "features": 20},
     "groups": {"sites": 12, "rows": 80, "features": 20},
