@@ -66,6 +66,12 @@ class Engines:
             return self._engine.fitted(sim.participants)
         return shaped(self._engine, *stacked_shape(setup, sim, sim.participants), sim.participants)
 
+    def may_share(self, setups: Sequence[Setup]) -> bool:
+        """Tell whether candidates of one kind may gain by training side by side, and fit into memory together."""
+        compiled = self._engine is not None and self._engine.compiled
+        looped = setups[0].config.engine == "loop" or (self._beside is not None and self._beside.kind == "loop")
+        return len(setups) > 1 and not compiled and not looped and memory_for(setups) >= len(setups)
+
     def shared(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> Engine | None:
         """Return the engine for candidates of one kind side by side; None if they are to train one after another.
 
@@ -73,11 +79,9 @@ class Engines:
         that Python calls would have to be compiled for every number of candidates.
         """
         setup, sim = setups[0], sims[0]
-        if len(sims) < 2 or setup.config.engine == "loop" or memory_for(setups) < len(sims):
-            return None
         if self._engine is None:
             self._engine = self._picked([setup], [sim], self.rounds, self.choices)
-        if self._engine.compiled or (self._beside is not None and self._beside.kind == "loop"):
+        if not self.may_share(setups):
             return None
         kind, agreed = (type(setup.method), sim.task, kind_of(values[0])), self.choices.agreed
         if kind not in agreed:
@@ -153,17 +157,20 @@ def train_until(trainees: Sequence[Trainee], until: int, engines: Engines, *, ke
 def _train_alike(trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]:
     """Train candidates that differ in numbers only."""
     begin = time.perf_counter()
-    sims = [_begin(trainee) for trainee in trainees]
     setups, values = [each.setup for each in trainees], [each.values for each in trainees]
-    works = [functools.partial(_train, *pair, until, keep) for pair in zip(trainees, sims, strict=True)]
-    engine = engines.shared(setups, sims, values)
-    if engine is not None:
-        done = side_by_side(works, sims, values, engine)
-        share = (time.perf_counter() - begin) / len(done)
-        return [Trained(curve, share, diverged) for curve, diverged in done]
+    if engines.may_share(setups):
+        sims = [_begin(trainee) for trainee in trainees]
+        engine = engines.shared(setups, sims, values)
+        if engine is not None:
+            works = [functools.partial(_train, *pair, until, keep) for pair in zip(trainees, sims, strict=True)]
+            done = side_by_side(works, sims, values, engine)
+            share = (time.perf_counter() - begin) / len(done)
+            return [Trained(curve, share, diverged) for curve, diverged in done]
+        del sims  # one state at a time
     found = []
-    for work, setup, sim in zip(works, setups, sims, strict=True):
-        curve, diverged = work(engines.engine(setup, sim))
+    for trainee in trainees:
+        sim = _begin(trainee)
+        curve, diverged = _train(trainee, sim, until, keep, engines.engine(trainee.setup, sim))
         found.append(Trained(curve, time.perf_counter() - begin, diverged))
         begin = time.perf_counter()
     return found

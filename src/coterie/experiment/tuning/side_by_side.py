@@ -128,7 +128,7 @@ def merged_probe(sims: Sequence[Simulation], values: Sequence[Values]) -> Work:
 def agree(sims: Sequence[Simulation], values: Sequence[Values]) -> bool:
     """Tell whether two candidates compute side by side what they compute alone, by one client's first steps."""
     sims, values = sims[:2], values[:2]
-    for asked in ([sim.probe() for sim in sims], [sim.probe_view() for sim in sims]):
+    for asked in ([sim.probe() for sim in sims], [sim.probe_evaluation() for sim in sims]):
         shortened = [(fn, ids[:1], functools.partial(_shortened, rows_of)) for fn, ids, rows_of in asked]
         alone = [
             Engine("stacked", chunk=1).map(fn, sim.federation, ids, rows_of, "probe")[0][1]
