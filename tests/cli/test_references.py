@@ -69,4 +69,5 @@ def test_a_comparison_has_them_as_rows(files):
     assert result.exit_code == 0, result.output
     for label in ("linear model, own data", "trees, own data", "linear model, pooled", "trees, pooled"):
         assert f"│ {label} " in result.output
+    assert "Trained alone, the network is on average" in result.output
     assert Path("all/comparison.json").exists()
