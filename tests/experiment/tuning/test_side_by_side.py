@@ -21,7 +21,7 @@ from coterie.experiment.several.merged import MergedFederation
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.tuning import candidates
 from coterie.experiment.tuning.side_by_side import agree, kind_of
-from coterie.experiment.tuning.space import Values, with_values
+from coterie.experiment.tuning.space import Numbers, Values, with_values
 from coterie.experiment.tuning.tune import prepare_searches, run_tuning
 from coterie.methods import Ditto, FedAvg, FedProx
 from tests.experiment.tuning.kit import SMALL, federation
@@ -88,18 +88,12 @@ def test_a_stop_in_between_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
-    wide = {"search": {"lr": coterie_range(0.01, 1e30)}, "model": "mlp"}
+    wide = {"search": {"lr": Numbers(0.01, 1e30, log=True)}, "model": "mlp"}
     found = searched([], tmp_path, **wide)["local"]
     fates = [bool(one.diverged) for one in found]
     assert any(fates)
     assert not fates[0]
     assert all(one.curve for one in found if not one.diverged)
-
-
-def coterie_range(low: float, high: float) -> Any:
-    from coterie.experiment.tuning.space import Numbers
-
-    return Numbers(low, high, log=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,17 +105,9 @@ class Branching(FedProx):
     def local_update(
         self, task: Task, client: tuple[()], down: Params, batches: Batches
     ) -> tuple[tuple[()], CountedParams, Info]:
-        return (
-            super().local_update(task, client, down, batches)
-            if self.mu > 0.2
-            else FedAvg.local_update(
-                self,
-                task,
-                client,
-                down,
-                batches,  # type: ignore[arg-type]
-            )
-        )
+        if self.mu > 0.2:
+            return super().local_update(task, client, down, batches)
+        return FedAvg(self.optimizer).local_update(task, client, down, batches)
 
 
 @dataclasses.dataclass(frozen=True)

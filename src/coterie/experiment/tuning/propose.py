@@ -18,6 +18,7 @@ from coterie.core import rng
 from coterie.core.errors import CoterieError
 from coterie.experiment.tuning.space import Numbers, Range, Space, Values
 
+GOOD = 4  # one in so many counts as good. With Optuna's one in ten, most of those near the best would count as bad
 SPREAD = 6  # so many are spread evenly before any is proposed from the scores
 # Multiples of these lie evenly in 0..1. Of the first, the golden ratio's fractional part, the first few do already; the
 # others are the fractional parts of square roots of primes.
@@ -54,7 +55,8 @@ def propose(space: Space, tried: Tried, number: int, seed: int, label: str, pend
     drawn = rng.seed_of(seed, "tune", label, str(number)) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls this sampler's options experimental
-        sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=1, multivariate=True, constant_liar=True)
+        how = {"n_startup_trials": 1, "multivariate": True, "constant_liar": True, "gamma": lambda n: -(-n // GOOD)}
+        sampler = optuna.samplers.TPESampler(seed=drawn, **how)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials([*frozen_trials(space, tried), *_running_trials(space, pending)])
         values: Values = study.ask({name: _distribution(each) for name, each in space.items()}).params
