@@ -157,7 +157,7 @@ class Site:
         offers: dict[int, Tree] = {}
         if neighbourhood is None:
             if (message.masking is not None) != (self.secure and trains):
-                raise Refused("masks", "messages of this run are summed securely, or not, and it asks for the other")
+                raise Refused("masks", "the site sends what is summed securely, or the run does not: they do not agree")
             form = workbench.message_form(train=trains, deploy=evaluates)
             if message.masking is not None:
                 others = len(message.masking.senders) - 1
