@@ -46,8 +46,14 @@ def check(setup, server, queue, book, absent=None):
 @pytest.mark.parametrize(
     ("method", "hyper"),
     [
-        *(("fedavg", {}), ("scaffold", {}), ("fedper", {}), ("ditto", {}), ("fedmap", {})),
-        *(("fedmap", {"weighting": "omega"}), ("pfedme", {"weighting": "uniform"}), ("pfedbred", {})),
+        *(("fedper", {}), ("ditto", {}), ("fedmap", {})),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                *(("fedavg", {}), ("scaffold", {}), ("fedmap", {"weighting": "omega"}), ("pfedbred", {})),
+                *(("pfedme", {"weighting": "uniform"}), ("fedcp", {}), ("pfedgp", {}), ("fedbn", {}), ("fedpa-ft", {})),
+            ]
+        ),
     ],
 )
 def test_a_secure_sum_is_the_plain_one(method, hyper, tmp_path):
@@ -63,7 +69,7 @@ def kind_of(envelope) -> str:
     return json.loads(envelope.header)["kind"]
 
 
-@pytest.mark.parametrize("way", ["to", "from"])
+@pytest.mark.parametrize("way", ["from", pytest.param("to", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_site_lost_at_any_stage_does_not_stop_the_round(stage, way, tmp_path):
     setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
@@ -96,7 +102,7 @@ def test_a_site_that_is_gone_from_a_round_on_is_done_without(tmp_path):
     check(setup, server, queue, book, absent={2: {"c"}, 3: {"c"}})
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["round", "unmask", *(pytest.param(s, marks=pytest.mark.slow) for s in STAGES[:2])])
 def test_below_the_threshold_it_stops_in_words_and_goes_on_later(stage, tmp_path):
     setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
     gone = lambda name: name in "bcd" if stage == "keys" else name in "cd"  # noqa: E731
