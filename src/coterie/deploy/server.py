@@ -259,7 +259,7 @@ class Rounds:
                 content["deploy"] = tree.rows(deploy, index)
                 content |= {} if shared is None else {"shared": shared}
             masking = None
-            if self.secure is not None and index in place:
+            if self.secure is not None and self.secure.total is None and index in place:
                 masking, content["shares"] = self.secure.masking(name)
             bodies[name] = wire.encode(content)
             work = self._work(number, name, sampled, evaluating)

@@ -21,6 +21,8 @@ from coterie.storage.run_folder import RunFolder
 from ..inprocess import NAMES, Rules, ServerKilled, forged, ledger, make, private, simulate
 
 RULES = Rules(sites=4, deadline=20, joining=30, secure=True)
+# Adam makes steps of one size of the rounding of a gradient that is 0, such as that of a bias before BatchNorm.
+STEADY = {"optimizer": {"name": "sgd", "lr": 0.1}}
 STAGES = ["keys", "shares", "round", "unmask"]
 
 
@@ -46,11 +48,11 @@ def check(setup, server, queue, book, absent=None):
 @pytest.mark.parametrize(
     ("method", "hyper"),
     [
-        *(("fedper", {}), ("ditto", {}), ("fedmap", {})),
+        *(("fedper", {}), ("ditto", {}), ("fedmap", STEADY)),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in [
-                *(("fedavg", {}), ("scaffold", {}), ("fedmap", {"weighting": "omega"}), ("pfedbred", {})),
+                *(("fedavg", {}), ("scaffold", {}), ("fedmap", {"weighting": "omega", **STEADY}), ("pfedbred", {})),
                 *(("pfedme", {"weighting": "uniform"}), ("fedcp", {}), ("pfedgp", {}), ("fedbn", {}), ("fedpa-ft", {})),
             ]
         ),

@@ -158,6 +158,8 @@ def test_a_roster_must_be_signed_complete_and_its_own(tmp_path):
     other = seal.make_card("b", EXCHANGE["b"], make_identity())
     with pytest.raises(Refused, match="the key of 'b' is not the one known"):
         town.share("a", town.roster, pinned={"b": other})
+    with pytest.raises(Refused, match="there is no key for 'd'"):
+        town.share("a", town.roster, known={name: IDENTITIES[name].public for name in "abc"})
     pinned = {}
     town.share("a", town.roster, pinned=pinned)
     assert pinned.keys() == {*NAMES}

@@ -171,6 +171,8 @@ class SiteMasks:
         if len({each.public for each in roster.values()}) < len(roster):
             raise Refused("masks", "two sites of the roster have the same key")
         for name, member in roster.items():
+            if known and name not in known and name != self.name:
+                raise Refused("unknown-site", f"there is no key for '{name}'")
             seal.check_card(name, member.card, known, pinned)
             signed = claim(kept.about, name, member.public, member.seed)
             if not keys.verified(member.card.key, bytes.fromhex(member.proof), signed):
