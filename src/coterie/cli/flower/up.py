@@ -54,7 +54,7 @@ def up(
         request = Request(ctx, settings)
         request.add_method_flags([request.values.get("method", Config.model_fields["method"].default)])
         setup = part_of(with_problems(request.problems, lambda: prepare(**request.values)), sites)
-        if secure and (problems := agreement.problems(setup.config, setup.method, setup.federation.size)):
+        if secure and (problems := agreement.problems(setup.config, setup.method, len(setup.federation.names))):
             raise ConfigError(problems)
         path = out or default_out(setup.config)
         stopped.advice = f"To continue: coterie flower resume {shlex.quote(str(path))}"
