@@ -52,7 +52,7 @@ def test_a_site_refuses_what_is_out_of_range():
 
 
 def test_a_sum_that_cannot_be_is_refused():
-    one = FORM.encode(message(6, 8, count=3.0), 3, 10)
+    one = FORM.encode(message(6, 8, count=3.0), 3, 11)
     with pytest.raises(Refused, match=r"weights that add up to 3, where 0 to 2\.04 is possible"):
         FORM.decode(one, [2], 10)
     with pytest.raises(Refused, match="above the bound 9"):
