@@ -198,7 +198,7 @@ class Rounds:
         self._close_pending()
         if not last:
             given = [i for i in sampled if self.names[i] in answers]
-            for i in {*given} - {*self._aggregate(number, sampled, given, answers, down)}:
+            for i in {*given} - {*self._aggregate(number, given, answers, down)}:
                 name = self.names[i]
                 self.ledger.sites[name].refuse("unusable")
                 self.server.say(f"round {number}: {self.names[i]}'s message cannot be combined with the others'")
@@ -238,17 +238,18 @@ class Rounds:
     def _requests(
         self, number: int, sampled: list[int], asked: list[str], evaluating: bool
     ) -> tuple[dict[str, messages.Round], dict[str, bytes], Tree]:
-        """Return the round's messages, their bodies, and what the method dispatches to those who train."""
+        """Return the round's messages, their bodies, and what the method dispatches to all who were sampled."""
         if self.setup.peers is not None:
             pairs = {name: self._peer_request(number, name, sampled, evaluating) for name in asked}
             return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}, ()
-        train = self._send(self.server.method.dispatch, sampled, "dispatch", number) if sampled else ()
+        drawn = self.sim.sample(number) if sampled else []  # with those who did not agree on masks
+        train = self._send(self.server.method.dispatch, drawn, "dispatch", number) if drawn else ()
         everyone = list(range(len(self.names)))
         deploy: Tree = ()
         if evaluating:
             deploy = self._send(self.server.method.deploy, everyone, "dispatch for evaluation", number - 1)
         shared = self.server.method.global_model(self.sim.state.server) if evaluating else None
-        place = {client: row for row, client in enumerate(sampled)}
+        place = {client: row for row, client in enumerate(drawn) if client in sampled}
         requests, bodies = {}, {}
         for name in asked:
             index = self.names.index(name)
@@ -275,7 +276,7 @@ class Rounds:
         secure = SecureSum(self.ledger, self.server.rules, self.secure_form, session, route, self.server.out)
         if not secure.resume(self.forms.info, self.forms.alone_info):
             need = math.ceil(self.server.rules.quorum * len(sampled))
-            secure.agree([self.names[i] for i in sampled], functools.partial(self._exchange, number), need)
+            secure.agree([self.names[i] for i in sampled], functools.partial(self._deliver, number), need)
         return secure
 
     def _sum(
@@ -291,17 +292,7 @@ class Rounds:
             secure.close(self._collect(number, requests, bodies, training, secure.least))
             secure.save()
         examples = {name: self.ledger.declared[name].train for name in secure.heard}
-        return secure.unmask(functools.partial(self._exchange, number), examples)
-
-    def _exchange(
-        self,
-        number: int,
-        requests: Mapping[str, messages.FromServer],
-        bodies: Mapping[str, bytes],
-        take: Take,
-        need: int,
-    ) -> None:
-        self._deliver(number, requests, bodies, take, frozenset(requests), need)
+        return secure.unmask(functools.partial(self._deliver, number), examples)
 
     def _run_errands(self, number: int, sampled: list[int], asked: list[str], evaluating: bool) -> Errands | None:
         """Let peers ask each other, if the method has them do so."""
@@ -462,9 +453,7 @@ class Rounds:
         ups = tree.stack([answers[self.names[i]].up for i in heard])
         return self.sim.place.aggregate(self.server.method, self.sim.state.server, torch.tensor(heard), ups)
 
-    def _aggregate(
-        self, number: int, sampled: list[int], ids: list[int], answers: Mapping[str, Answer], down: Tree
-    ) -> list[int]:
+    def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> list[int]:
         """Combine the answers of a round, and make its record; return whose answers were used."""
         method, place = self.server.method, self.sim.place
         up = down_bytes = 0
@@ -477,7 +466,7 @@ class Rounds:
         if self.setup.peers is None:
             self.sim.state = State(new, ())
             server_info = place.info(method, new)
-            rows = torch.tensor([sampled.index(i) for i in ids])
+            rows = torch.tensor([self.sim.sample(number).index(i) for i in ids])
             everyone = tree.stack([each.up for each in accepted])
             up, down_bytes = place.traffic(method, torch.tensor(ids), everyone, tree.rows(down, rows))
             if self.secure is not None:  # of each client the server knows the same

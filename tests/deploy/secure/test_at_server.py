@@ -224,12 +224,12 @@ def test_neither_memory_nor_folder_nor_wire_has_a_single_update(secure, tmp_path
     sent, aggregate = updates(monkeypatch), Rounds._aggregate
     memory, forms = [], []
 
-    def aggregating(self, number, sampled, ids, answers, down):
+    def aggregating(self, number, ids, answers, down):
         forms.append(Form.of(setup.method, sent[0], self.facts))
         sites, queue.sites = queue.sites, {}  # as the server does not have them
-        memory.append(reachable(self, sampled, ids, answers, down))
+        memory.append(reachable(self, ids, answers, down))
         queue.sites = sites
-        return aggregate(self, number, sampled, ids, answers, down)
+        return aggregate(self, number, ids, answers, down)
 
     monkeypatch.setattr(Rounds, "_aggregate", aggregating)
     server.run(Ledger.new("test"))

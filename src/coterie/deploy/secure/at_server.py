@@ -41,8 +41,8 @@ from coterie.deploy.secure.masks import Session
 from coterie.deploy.wire import Envelope, as_bytes, as_leaf
 from coterie.storage import files
 
-# Sends messages and bodies, and passes the answers on; the last number is how many must answer.
-Deliver = Callable[[Mapping[str, FromServer], Mapping[str, bytes], Take, int], None]
+# Sends messages and bodies, and passes the answers on; the last two are who must answer, and how many of these.
+Deliver = Callable[[Mapping[str, FromServer], Mapping[str, bytes], Take, frozenset[str], int], None]
 Route = Callable[[str], dict[str, Any]]  # what a message to a site begins with
 
 
@@ -92,7 +92,7 @@ class SecureSum:
             self.roster[name] = Member(card=card, public=key.public, seed=key.seed, proof=key.proof)
             return True
 
-        deliver(asked, {}, take_key, max(quorum, LEAST_SITES))
+        deliver(asked, {}, take_key, frozenset(asked), max(quorum, LEAST_SITES))
         roster = dict(sorted(self.roster.items()))
         self.roster = roster
         share = {name: messages.Shares(**self.route(name), session=self.session.id, roster=roster) for name in roster}
@@ -105,7 +105,7 @@ class SecureSum:
             self.letters[name] = guard.open_body(envelope, blank)["letters"]
             return True
 
-        deliver(share, {}, take_shares, self.least)
+        deliver(share, {}, take_shares, frozenset(share), self.least)
         self.senders = tuple(sorted(self.letters))
 
     def masking(self, name: str) -> tuple[Masking, Tensor]:
@@ -142,7 +142,7 @@ class SecureSum:
                     kept.setdefault(other, {})[holders[name]] = bytes.fromhex(share)
             return True
 
-        deliver(asked, {}, take, self.least)
+        deliver(asked, {}, take, frozenset(asked), self.least)
         try:
             up = self.form.decode(self._without_masks(), [examples[name] for name in self.heard], self.rules.norm_bound)
         except Refused as refused:
