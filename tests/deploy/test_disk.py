@@ -338,6 +338,7 @@ def test_a_checkpoint_on_a_disk_that_is_really_full_leaves_the_old_one(small_dis
     assert run.load_last(like)[0] == 3
 
 
+@pytest.mark.slow
 def test_a_server_on_a_small_disk_stops_in_words_and_resumes(small_disk, tmp_path):
     setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
     filler = []

@@ -100,7 +100,7 @@ def test_over_a_grid_in_this_process_the_bits_are_the_simulators(method, tmp_pat
         assert torch.equal(load(folder, name, model=net)(x), expected)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_secure_sums_over_a_grid_are_the_simulators_within_rounding(method, tmp_path):
     setup, grid, run_config = play(method, tmp_path, **{"deploy.secure": True})
     grid.broken[101] = 2

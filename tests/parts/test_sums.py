@@ -27,6 +27,8 @@ BY_NAME |= {
     "pfedbayes",
 }
 
+QUICK = {"fedavg", "scaffold", "fedmap", "pfedbred", "fedcp"}
+
 
 def test_methods_by_name():
     assert {*SUMMED} >= BY_NAME
@@ -34,7 +36,9 @@ def test_methods_by_name():
     assert not {*SUMMED} & refused
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SUMMED]
+)
 def test_one_message_for_all_gives_what_all_give(name):
     method = METHODS[name]()
     sim = kit.simulate(method, rounds=1)

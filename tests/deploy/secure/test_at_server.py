@@ -48,11 +48,12 @@ def check(setup, server, queue, book, absent=None):
 @pytest.mark.parametrize(
     ("method", "hyper"),
     [
-        *(("fedper", {}), ("ditto", {}), ("fedmap", STEADY)),
+        ("fedmap", STEADY),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in [
-                *(("fedavg", {}), ("scaffold", {}), ("fedmap", {"weighting": "omega", **STEADY}), ("pfedbred", {})),
+                *(("fedper", {}), ("ditto", {}), ("fedavg", {}), ("scaffold", {})),
+                *(("fedmap", {"weighting": "omega", **STEADY}), ("pfedbred", {})),
                 *(("pfedme", {"weighting": "uniform"}), ("fedcp", {}), ("pfedgp", {}), ("fedbn", {}), ("fedpa-ft", {})),
             ]
         ),
@@ -71,8 +72,17 @@ def kind_of(envelope) -> str:
     return json.loads(envelope.header)["kind"]
 
 
-@pytest.mark.parametrize("way", ["from", pytest.param("to", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("stage", "way"),
+    [
+        *(("shares", "from"), ("round", "to"), ("unmask", "from")),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("keys", "from"), ("round", "from"), ("keys", "to")]
+        ),
+        *(pytest.param(stage, "to", marks=pytest.mark.slow) for stage in ("shares", "unmask")),
+    ],
+)
 def test_a_site_lost_at_any_stage_does_not_stop_the_round(stage, way, tmp_path):
     setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
 
@@ -89,6 +99,7 @@ def test_a_site_lost_at_any_stage_does_not_stop_the_round(stage, way, tmp_path):
     check(setup, server, queue, book, absent={2: {"b"}} if lost else None)
 
 
+@pytest.mark.slow
 def test_a_site_that_is_gone_from_a_round_on_is_done_without(tmp_path):
     setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
 
@@ -104,7 +115,7 @@ def test_a_site_that_is_gone_from_a_round_on_is_done_without(tmp_path):
     check(setup, server, queue, book, absent={2: {"c"}, 3: {"c"}})
 
 
-@pytest.mark.parametrize("stage", ["round", "unmask", *(pytest.param(s, marks=pytest.mark.slow) for s in STAGES[:2])])
+@pytest.mark.parametrize("stage", ["unmask", *(pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES[:3])])
 def test_below_the_threshold_it_stops_in_words_and_goes_on_later(stage, tmp_path):
     setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
     gone = lambda name: name in "bcd" if stage == "keys" else name in "cd"  # noqa: E731
@@ -124,7 +135,7 @@ def test_below_the_threshold_it_stops_in_words_and_goes_on_later(stage, tmp_path
     check(setup, server, queue, book)
 
 
-@pytest.mark.parametrize("where", ["agreed", "summed", "unmasked"])
+@pytest.mark.parametrize("where", ["agreed", "summed", pytest.param("unmasked", marks=pytest.mark.slow)])
 def test_a_server_that_dies_goes_on(where, tmp_path, monkeypatch):
     """With one site lost before, so that the sum of three is the only one that the sites help to recover."""
     setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
@@ -207,7 +218,7 @@ def reachable(*roots) -> bytes:
     return b"|".join(found)
 
 
-@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize("secure", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_neither_memory_nor_folder_nor_wire_has_a_single_update(secure, tmp_path, monkeypatch):
     """... while the server combines; without secure sums, the same search finds them in memory and on the wire."""
     rules = Rules(sites=4, deadline=20, joining=30, secure=secure)
@@ -270,6 +281,7 @@ def server_form(queue):
     return {"masked": torch.zeros(sum(leaf.numel() for leaf in sent.values()) + 1, dtype=torch.int64)}
 
 
+@pytest.mark.slow
 def test_one_wrong_share_is_done_without(tmp_path):
     """Of four sites with a threshold of three, one tells shares that are not its own."""
     setup, server, queue = make("fedavg", tmp_path, RULES, reference=False)
