@@ -14,6 +14,7 @@ from coterie.deploy import guard
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.secure import at_server
 from coterie.deploy.secure.agreement import Form
+from coterie.deploy.secure.at_site import LETTER_BYTES
 from coterie.deploy.server import Rounds
 from coterie.deploy.work import Workbench
 from coterie.storage.run_folder import RunFolder
@@ -168,6 +169,9 @@ def test_a_server_that_dies_goes_on(where, tmp_path, monkeypatch):
     assert trained.count(2) == (4 if again else 0)
     assert [len(row["participants"]) for row in result.rounds] == [4, 4 if again else 3, 4]
     check(setup, server, queue, book, absent=None if again else {2: {"b"}})
+    heard = [len(row["participants"]) for row in result.rounds]
+    words = server_form(queue)["masked"].nbytes
+    assert [row["bytes_up"] for row in result.rounds] == [number * words + 4 * 3 * LETTER_BYTES for number in heard]
 
 
 def updates(monkeypatch) -> list:
@@ -275,10 +279,12 @@ def test_a_sum_that_cannot_be_is_told(tmp_path):
 
 
 def server_form(queue):
-    site = queue.sites["a"]
-    workbench = next(iter(site._workbenches.values()))
-    sent = workbench.task.sent(workbench.task.init())
-    return {"masked": torch.zeros(sum(leaf.numel() for leaf in sent.values()) + 1, dtype=torch.int64)}
+    """The form of a masked message, from one that was sent."""
+    sent = [each for way, _, _, each in queue.seen if way == "from" and kind_of(each) == "answer" and each.body]
+    size = next(
+        entry.shape for path, entry in guard.wire._contents(sent[0].body)[0].entries.items() if "masked" in path
+    )
+    return {"masked": torch.zeros(size, dtype=torch.int64)}
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from coterie.core import tree
 from coterie.core.errors import ConfigError
 from coterie.deploy import guard, messages
 from coterie.deploy.federation_facts import FederationFacts
@@ -74,7 +75,7 @@ class Form(NamedTuple):
     @property
     def length(self) -> int:
         """The number of words of a message; the last one is its weight."""
-        return len(sums.summed(self.message, self.fields)[0]) + 1
+        return sum(leaf.numel() for name in self.fields for leaf in tree.leaves(getattr(self.message, name))) + 1
 
     @property
     def masked(self) -> dict[str, Tensor]:

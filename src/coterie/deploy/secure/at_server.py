@@ -58,6 +58,7 @@ class SecureSum:
     out: Path  # the run folder
     roster: dict[str, Member] = field(default_factory=dict)
     letters: dict[str, Tensor] = field(default_factory=dict)  # {sender: a row for each other site of the roster}
+    letter_bytes: int = 0  # of all letters
     senders: tuple[str, ...] = ()  # who have masks with each other
     heard: tuple[str, ...] = ()  # who sent a masked message
     total: Words | None = None  # the sum of their masked messages
@@ -73,7 +74,7 @@ class SecureSum:
     @property
     def nbytes(self) -> int:
         """The bytes of what sites send: masked messages and shares."""
-        return 8 * self.form.length * len(self.heard) + sum(each.nbytes for each in self.letters.values())
+        return masks.WORD_BYTES * self.form.length * len(self.heard) + self.letter_bytes
 
     def agree(self, names: list[str], deliver: Deliver, quorum: int) -> None:
         """Collect the keys of these sites, and their shares; `senders` are those who gave both."""
@@ -107,6 +108,7 @@ class SecureSum:
 
         deliver(share, {}, take_shares, frozenset(share), self.least)
         self.senders = tuple(sorted(self.letters))
+        self.letter_bytes = sum(each.nbytes for each in self.letters.values())
 
     def masking(self, name: str) -> tuple[Masking, Tensor]:
         """Return with whom a site has masks, and the others' letters to it."""
@@ -197,7 +199,7 @@ class SecureSum:
             "answers": {
                 name: {"metrics": answer.metrics, "refused": answer.refused} for name, answer in self.answers.items()
             },
-            "letters": sum(each.nbytes for each in self.letters.values()),
+            "letter_bytes": self.letter_bytes,
         }
         content: dict[str, Tree] = {
             "about": as_leaf(json.dumps(about).encode()),
@@ -220,6 +222,7 @@ class SecureSum:
             self.session = self.session._replace(id=about["session"])
             self.roster = {name: Member.model_validate(each) for name, each in about["roster"].items()}
             self.senders, self.heard = tuple(about["senders"]), tuple(about["heard"])
+            self.letter_bytes = int(about["letter_bytes"])
             self.total = flat["total"].numpy().view(np.uint64)
             for i, (name, rest) in enumerate(about["answers"].items()):
                 told = name in self.heard
