@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +92,17 @@ def state_of(round: int) -> State:
     return State({"w": torch.full((300, 100), float(round))}, {"n": torch.full((50,), round)})
 
 
+def wait_until_it_worked(child: int, seconds: float) -> None:
+    """Wait until a process has had so many seconds of a processor, however busy the machine is."""
+    told = Path(f"/proc/{child}/schedstat")
+    if not told.exists():
+        time.sleep(seconds)
+        return
+    until = time.monotonic() + 30
+    while time.monotonic() < until and int(told.read_text().split()[0]) < seconds * 1e9:
+        time.sleep(0.001)
+
+
 def kill_while(write, number: int, seed: int) -> None:
     """Let a process write rounds without end, and kill it at some moment; again and again."""
     draw = random.Random(seed)
@@ -100,7 +112,7 @@ def kill_while(write, number: int, seed: int) -> None:
                 write()
             finally:
                 os._exit(1)
-        time.sleep(draw.uniform(0.002, 0.06))
+        wait_until_it_worked(child, draw.uniform(0.002, 0.06))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
