@@ -104,7 +104,8 @@ def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | No
     known = read_keyring(Path(str(node["keys"])) if node.get("keys") else None)
     pinned = Path(str(node["server-key"])).read_text(encoding="utf-8").strip() if node.get("server-key") else None
     chosen = model if model is not None else config.model
-    return Site(name, config, method, chosen, own, key, root, pinned, known, deploy.norm_bound)
+    bounds = deploy.norm_bound, deploy.secure or bool(node.get("secure")), deploy.threshold
+    return Site(name, config, method, chosen, own, key, root, pinned, known, *bounds)
 
 
 class FlowerTransport:

@@ -2,6 +2,9 @@
 
 from the server     join, round, finish; among peers who ask each other also ask, offer
 from a site         joined, answer, finished, refused; asks, offers
+
+For a secure sum (`coterie.deploy.secure`) there are, around a round, keys, shares and unmask from the server, and key,
+shared and unmasked from a site.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from coterie.deploy.schema import (
     Strict,
     Who,
 )
-from coterie.deploy.seal import Card
+from coterie.deploy.seal import Card, ExchangeKey, Signature
 
 SERVER = "server"  # no site may have this name
 
@@ -96,6 +99,27 @@ class Work(FromServer):
     mail: Annotated[tuple[tuple[RoundNumber, Name, Bytes], ...], Field(max_length=MAX_LETTERS)] = ()
 
 
+MAX_MASKED = 1000  # sites in one secure sum
+Session = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # of the keys of one secure sum
+Share = Annotated[str, Field(pattern=r"^[0-9a-f]{132}$")]  # of a secret
+
+
+class Member(Strict):
+    """What others need to have masks with a site in one secure sum, signed by the site."""
+
+    card: Card
+    public: ExchangeKey  # of the masks between pairs
+    seed: Digest  # binds it to the seed of its own mask
+    proof: Signature
+
+
+class Masking(Strict):
+    """With whom a site's message has masks; their sealed shares are in the body, in this order."""
+
+    session: Session
+    senders: Annotated[tuple[Name, ...], Field(max_length=MAX_MASKED)]
+
+
 class Round(Work):
     """Evaluate the round before, train this one, or both."""
 
@@ -104,6 +128,30 @@ class Round(Work):
     best_alone: RoundNumber
     caught_up: bool = False  # its mail came with an offer already
     offers: Annotated[tuple[tuple[Name, Bytes], ...], Field(max_length=MAX_LETTERS)] = ()
+    masking: Masking | None = None  # of what is trained, if it is summed securely
+
+
+class Keys(FromServer):
+    """Make new keys for masks."""
+
+    kind: Literal["keys"] = "keys"
+    session: Session
+
+
+class Shares(FromServer):
+    """Share your secrets among these."""
+
+    kind: Literal["shares"] = "shares"
+    session: Session
+    roster: Annotated[dict[Name, Member], Field(max_length=MAX_MASKED)]
+
+
+class Unmask(FromServer):
+    """Tell shares of what is left in the sum of these sites' messages."""
+
+    kind: Literal["unmask"] = "unmask"
+    session: Session
+    heard: Annotated[tuple[Name, ...], Field(max_length=MAX_MASKED)]
 
 
 class Ask(Work):
@@ -186,14 +234,37 @@ class Offers(Reply):
     refused: Complaints = ()
 
 
+class Key(Reply):
+    """A site's keys for masks: the fields of `Member`."""
+
+    kind: Literal["key"] = "key"
+    public: ExchangeKey
+    seed: Digest
+    proof: Signature
+
+
+class Shared(Reply):
+    """Sealed shares for all others, in the order of their names, are in the body."""
+
+    kind: Literal["shared"] = "shared"
+
+
+class Unmasked(Reply):
+    """Shares of the seeds of those that were heard, and of the keys of those that were not."""
+
+    kind: Literal["unmasked"] = "unmasked"
+    seeds: Annotated[dict[Name, Share], Field(max_length=MAX_MASKED)]
+    keys: Annotated[dict[Name, Share], Field(max_length=MAX_MASKED)]
+
+
 class Finished(FromSite):
     """The site's model is written."""
 
     kind: Literal["finished"] = "finished"
 
 
-ToSite = Join | Round | Ask | Offer | Finish
-ToServer = Joined | Refusal | Answer | Asks | Offers | Finished
+ToSite = Join | Round | Ask | Offer | Keys | Shares | Unmask | Finish
+ToServer = Joined | Refusal | Answer | Asks | Offers | Key | Shared | Unmasked | Finished
 M = TypeVar("M", bound=Header)
 TO_SITE: TypeAdapter[ToSite] = TypeAdapter(Annotated[ToSite, Field(discriminator="kind")])
 TO_SERVER: TypeAdapter[ToServer] = TypeAdapter(Annotated[ToServer, Field(discriminator="kind")])

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
 from coterie.deploy.contract import Rules
+from coterie.deploy.secure import agreement
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.setup import optimizer_values
 from coterie.methods.fields import AnyMethod, values_of
@@ -56,6 +57,10 @@ class Deploy(BaseModel):
     joining: float = Field(600.0, gt=0, description="seconds to wait for the sites at the start")
     norm_bound: float = Field(1e6, gt=0, description="largest norm of a site's message")
     sealed: bool = Field(True, description="mail between peers is encrypted end to end")
+    secure: bool = Field(False, description="the server learns sums of the sites' messages only, and no single one")
+    threshold: float = Field(
+        2 / 3, gt=0.5, le=1, description="secure: share of a round's sites that must still be there to recover the sum"
+    )
     keys: str = Field(
         "", description="folder with the sites' public keys, NAME.pub; empty: trust the first key of a name"
     )
@@ -106,6 +111,8 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         settings = Deploy(**deploy)
     except pydantic.ValidationError as error:
         problems += [f"deploy.{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()]
+    if config is not None and method is not None and settings is not None and settings.secure:
+        problems += agreement.problems(config, method, settings.rules().number)
     if problems or config is None or method is None or settings is None:
         raise ConfigError(problems)
     resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from coterie.core import routes
 from coterie.core.errors import CheckpointError, ConfigError, DataError
@@ -27,10 +28,12 @@ from coterie.deploy import guard, messages, peer_mail, seal, site_folder, wire
 from coterie.deploy.federation_facts import FederationFacts, check_facts, declare
 from coterie.deploy.intake import letter_sizes
 from coterie.deploy.keys import Identity, same_key
-from coterie.deploy.messages import SERVER, Header, Refusal, Reply, ToSite
+from coterie.deploy.messages import SERVER, Header, Masking, Refusal, Reply, ToSite
 from coterie.deploy.peer_mail import Neighbourhood
 from coterie.deploy.refused import Refused
 from coterie.deploy.schema import Complaint, problem_of_name
+from coterie.deploy.secure.agreement import Form
+from coterie.deploy.secure.at_site import LETTER_BYTES, SiteMasks
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.deploy.store import About, Store
 from coterie.deploy.wire import Envelope, as_bytes, as_leaf
@@ -57,6 +60,8 @@ class Site:
     server_key: str | None = None  # None: trust the first key seen for a run
     known: Mapping[str, str] = field(default_factory=dict)  # other sites' public keys, for mail between peers
     norm_bound: float = 1e6  # of mail from peers
+    secure: bool = False  # messages are summed securely, and never sent otherwise
+    threshold: float = 2 / 3  # share of a round's sites that must be heard before this site helps to recover a sum
     _workbenches: dict[str, Workbench] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +111,11 @@ class Site:
         return self._sign(messages.Joined(**self._route(message), declares=declare(self.data), card=card))
 
     def _once(self, envelope: Envelope, message: ToSite, store: Store) -> Envelope:
+        if isinstance(message, messages.Unmask):
+            guard.open_body(envelope, {})
+            seeds, secrets = self._masks(store).unmask(message)
+            told = messages.Unmasked(**self._route(message), request=message.digest, seeds=seeds, keys=secrets)
+            return self._sign(told)
         last = store.last_answer(self.identity.public)
         if last is not None:
             previous, answer = last
@@ -120,6 +130,9 @@ class Site:
         if isinstance(message, messages.Ask):
             guard.open_body(envelope, {})
             return self._ask(message, store)
+        if isinstance(message, messages.Keys | messages.Shares):
+            guard.open_body(envelope, {})
+            return self._agree(message, store)
         if isinstance(message, messages.Offer):
             return self._offer(envelope, message, store)
         assert isinstance(message, messages.Round)
@@ -143,7 +156,13 @@ class Site:
         down: Tree = None
         offers: dict[int, Tree] = {}
         if neighbourhood is None:
-            content = guard.open_body(envelope, workbench.message_form(train=trains, deploy=evaluates))
+            if (message.masking is not None) != (self.secure and trains):
+                raise Refused("masks", "the site sends what is summed securely, or the run does not: they do not agree")
+            form = workbench.message_form(train=trains, deploy=evaluates)
+            if message.masking is not None:
+                others = len(message.masking.senders) - 1
+                form["shares"] = torch.zeros(max(others, 0), LETTER_BYTES, dtype=torch.uint8)
+            content = guard.open_body(envelope, form)
             guard.check_finite(content)
             guard.check_norm(content, self.norm_bound)
             deploy, down = content.get("deploy"), content.get("train")
@@ -175,7 +194,9 @@ class Site:
             place = RemoteServer(down) if neighbourhood is None else OwnServer(neighbourhood.index, offers)
             private, up, info, alone_info = workbench.train(number, private, place)
             body = {"info": info, "alone_info": alone_info}
-            if neighbourhood is None:
+            if message.masking is not None:
+                body["up"] = {"masked": self._masked(message, message.masking, up, content["shares"], store)}
+            elif neighbourhood is None:
                 body["up"] = up
             else:
                 secret = seal.exchange_key_at(self.root / "exchange.key")
@@ -190,6 +211,29 @@ class Site:
         store.save(number, private)
         store.commit(answer)
         return answer
+
+    def _masks(self, store: Store) -> SiteMasks:
+        return SiteMasks(store.path, self.name, self.identity, self.threshold)
+
+    def _agree(self, message: messages.Keys | messages.Shares, store: Store) -> Envelope:
+        """Answer with keys for masks, or with shares of this site's secrets."""
+        if not self.secure:
+            raise Refused("masks", "messages of this run are not summed securely")
+        about = {**self._route(message), "request": message.digest}
+        if isinstance(message, messages.Keys):
+            public, seed, proof = self._masks(store).keys(message)
+            return self._sign(messages.Key(**about, public=public, seed=seed, proof=proof))
+        known, pinned = store.about(), dict(store.about().peers)
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        letters = self._masks(store).shares(message, secret, self.known, pinned)
+        store.keep_about(known.model_copy(update={"peers": pinned}))
+        return self._sign(messages.Shared(**about), wire.encode({"letters": letters}))
+
+    def _masked(self, message: messages.Round, masking: Masking, up: Tree, letters: Tensor, store: Store) -> Tensor:
+        form = Form.of(self.method, up, message.facts)
+        words = form.encode(up, declare(self.data).train, self.norm_bound)
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        return self._masks(store).masked(message, masking, letters, secret, words)
 
     def _ask(self, message: messages.Ask, store: Store) -> Envelope:
         """Tell whom this peer asks. That depends on its own last message, and on who took part; not on mail."""
@@ -325,6 +369,7 @@ class Site:
     def _finish(self, message: messages.Finish, store: Store) -> None:
         workbench = self._workbench(message.facts)
         site_folder.write(self.name, workbench, store, message.selected, message.selected_alone)
+        self._masks(store).forget()
 
     def _workbench(self, facts: FederationFacts) -> Workbench:
         key = facts.model_dump_json()

@@ -135,6 +135,15 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     def averaged(self) -> tuple[str, ...]:
         return ("theta", "buffers") if self.prior == "gaussian" else ()  # others learn from the spread, too
 
+    @property
+    def beyond_sums(self) -> str:
+        if self.weighting == "omega" and self.likelihood == "sum":
+            return "omega of a sum of losses is too small for sums in fixed point: use likelihood = mean"
+        return ""
+
+    def largest_weight(self, examples: int) -> float:
+        return float(examples) if self.weighting == "samples" else 1.0  # omega is at most 1
+
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         unit = torch.ones(()) if self.sigma2 == "auto" and self.prior != "gaussian" else ()

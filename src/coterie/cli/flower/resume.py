@@ -57,7 +57,7 @@ def resume(
         flat = app_config(own)
         config, _, deploy = settings.read(flat, own_data=False, own_model=False)
         setup = part_of(prepare(**config.to_file()), list(ledger.declared))
-        rules = {"deadline": deploy.deadline, "quorum": deploy.quorum, "joining": deploy.joining}
+        rules = {key: getattr(deploy, key) for key in ("deadline", "quorum", "joining", "secure")}
         with watch_sites(console, quiet) as watch:
             result = start(setup, run, rules, watch, limit)
         print_result(console, result, quiet=quiet, bmta=False)
