@@ -28,6 +28,8 @@ def look_lines(look: Look) -> list[str]:
             f"Labels {_verdict(away, chance)}: to match all sites together, {100 * away:.0f} % of a typical site's "
             f"labels would have to change ({100 * chance:.0f} % by chance)."
         )
+    if look.inputs is None:
+        return lines
     away, chance = look.inputs
     lines.append(
         f"Inputs {_verdict(away, chance)}: a typical site's mean is {away:.2f} standard deviations from that of all "

@@ -13,7 +13,7 @@ from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.deploy import guard, messages, peer_mail, wire
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.messages import SERVER, FromSite, Refusal, Reply, Work
+from coterie.deploy.messages import SERVER, FromServer, FromSite, Refusal, Reply, Work
 from coterie.deploy.refused import CODES, Refused
 from coterie.deploy.schema import Complaint, Metrics, Part, Who
 from coterie.deploy.wire import Envelope, as_bytes
@@ -104,7 +104,7 @@ def letter_sizes(sizes: Sequence[int], form: Tree) -> Tree:
     return {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, size in enumerate(sizes)}
 
 
-def check_reply(ledger: Ledger, round: int, message: FromSite, kind: type[R], request: Work | None) -> R:
+def check_reply(ledger: Ledger, round: int, message: FromSite, kind: type[R], request: FromServer | None) -> R:
     """Return a reply of this kind to `request`, a message of the open round; raise `Refused` if it is another one."""
     if message.run != ledger.run:
         raise Refused("wrong-run", f"run {message.run!r}")

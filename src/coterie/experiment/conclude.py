@@ -67,7 +67,9 @@ def take_home(result: Result, out: Path | None) -> None:
     ours, alone = both
     assert ours is not None
     before = None if result.reference is None else result.benefit()
-    found = adopt.adopt(result.config, result.task, result.metric, result.names, ours, alone, before)
+    held_out = result.held_out, None if result.reference is None else result.reference.held_out
+    both_held = None if held_out[0] is None or held_out[1] is None else (held_out[0], held_out[1])
+    found = adopt.adopt(result.config, result.task, result.metric, result.names, ours, alone, before, both_held)
     result.take_home = found
     for i, row in enumerate(result.clients):
         row |= found.row(i)

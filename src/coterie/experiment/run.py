@@ -19,6 +19,7 @@ from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.core.toml import read_toml, to_toml
 from coterie.data import Federation
 from coterie.data.loading import is_known
+from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import METRICS, average, with_one_nan
 from coterie.experiment import report_data, tracking
@@ -32,6 +33,7 @@ from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
+from coterie.experiment.take_home.held_out import TINY, predict_held_out, tiny_clients
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile, each, recording, span, timed
 from coterie.storage import files
@@ -349,15 +351,25 @@ def execute(
         both,
         kept.server,
         validation,
+        _held_out(setup, best, engine, tell),
     )
     if folder:
         folder.write_predictions(predictions)
         if adopt.wanted(config):
             folder.write_predictions(validation, VALIDATION)
+        folder.write_held_out(result.held_out)
         models = partial(write_models, folder, result, federation, len(federation.names))
         with files.together(2 * len(federation.names)):
             thread.do([models]) if thread else models()
     return result
+
+
+def _held_out(setup: Setup, rounds: int, engine: ClientRunner, tell: Progress) -> Predictions | None:
+    who = tiny_clients(setup)
+    if who:
+        words = f"{len(who)} of {len(setup.federation.names)} clients have fewer than {TINY} validation examples"
+        tell.say(f"{setup.config.method}: {words}; for their choice, {rounds} rounds in each of some folds")
+    return predict_held_out(setup, rounds, engine)
 
 
 def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]:

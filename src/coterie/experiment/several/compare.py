@@ -57,6 +57,7 @@ class Found(NamedTuple):
     rows: list[dict[str, Any]]
     predictions: Predictions
     validation: Predictions | None  # None: nothing is chosen by it
+    held_out: Predictions | None = None  # of clients with few validation examples
 
     @property
     def outputs(self) -> adopt.Outputs:
@@ -261,7 +262,8 @@ def _run_or_read(
         tell.say(f"{name}: already complete")
         reader, choosing = RunFolder(folder), adopt.wanted(setup.config)
         validation = reader.read_predictions(VALIDATION) if choosing else None
-        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation)
+        held_out = reader.read_held_out() if choosing else None
+        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation, held_out)
         _check_same_data(setup, folder, found[seed].rows, found[seed].predictions)
     for runs in group_by_engine(todo) if together else [[run] for run in todo]:
         if len(runs) == 1:
@@ -272,14 +274,16 @@ def _run_or_read(
             seeds = ", ".join(str(run.setup.config.seed) for run in runs)
             results = run_in_lockstep(f"{label} seeds {seeds}", runs, tell, choices)
         for run, result in zip(runs, results, strict=True):
-            found[run.setup.config.seed] = Found(result.clients, result.predictions, result.validation)
+            found[run.setup.config.seed] = Found(result.clients, result.predictions, result.validation, result.held_out)
     return found
 
 
 def _take_home(base: Setup, label: str, seed: int, found: Mapping[tuple[str, int], Found], out: Path | None) -> Trial:
     """Let the clients of one run choose between its models and those of local training, and return what that gains."""
     ours, alone, names = found[label, seed], found["local", seed], base.federation.names
-    choice = adopt.adopt(base.config, base.task, base.metric, names, ours.outputs, alone.outputs)
+    held = None if ours.held_out is None or alone.held_out is None else (ours.held_out, alone.held_out)
+    about = (base.config, base.task, base.metric, names)
+    choice = adopt.adopt(*about, ours.outputs, alone.outputs, held_out=held)
     for i, row in enumerate(ours.rows):
         row |= choice.row(i)
     if out:

@@ -43,7 +43,13 @@ from coterie.storage.run_folder import FORMAT, safe_name
 
 FILE = "take_home.json"
 LOCAL_FILE = "local.safetensors"
-SETTINGS = ("take_home", "calibrate", "threshold")  # they change nothing before a run's end
+SETTINGS = (
+    "take_home",
+    "take_home_errors",
+    "take_home_folds",
+    "calibrate",
+    "threshold",
+)  # they change nothing before a run's end
 
 
 class Outputs(NamedTuple):
@@ -97,6 +103,7 @@ class Adoption:
         """Return what take_home.json has about a client."""
         choice = self.choices[i]
         row: dict[str, Any] = {"client": self.names[i], "validation_examples": choice.examples, "reason": choice.reason}
+        row |= {"cross_validated": choice.held_out}
         row |= self.about(i)
         row |= {"federated": choice.federated._asdict(), "average": choice.average._asdict()}
         row |= {"validation": {metric: values[i] for metric, values in self.validation.items()}}
@@ -126,6 +133,7 @@ def adopt(
     ours: Outputs,
     alone: Outputs | None,
     before: Benefit | None = None,
+    held_out: tuple[Predictions, Predictions] | None = None,
 ) -> Adoption:
     """Choose for every client, by its validation examples, and measure what it keeps on its test examples.
 
@@ -137,6 +145,7 @@ def adopt(
         ours: outputs of the federated models.
         alone: outputs of the models trained alone; without them, all keep the federated one.
         before: the benefit of the federated models; computed if it is not given.
+        held_out: what both models say of held-out examples of clients with few for validation, which choose by these.
     """
     choices, temperatures, thresholds = list[Choice](), list[float | None](), list[float | None]()
     validation, test, shifted = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -147,7 +156,10 @@ def adopt(
         assert mine is not None
         choice = not_asked(LOCAL if config.method == "local" else FEDERATED, len(mine.validation.y))
         if config.take_home == "best" and theirs is not None:
-            choice = choose(task, mine.validation, theirs.validation)
+            held = None if held_out is None else [each.of(i) for each in held_out]
+            many = held is not None and len(held[0].y) > 0
+            seen = held if held is not None and many else [mine.validation, theirs.validation]
+            choice = choose(task, *seen, errors=config.take_home_errors, held_out=many)
         kept = Outputs(*(_kept(choice.kept, *pair, task) for pair in zip(mine, theirs or mine, strict=True)))
         warm = temperature(kept.validation) if config.calibrate and classes else None
         if warm is not None:
@@ -233,15 +245,16 @@ def write(adoption: Adoption, out: Path, local: Callable[[int], Params] | None) 
 
 def words(choice: Mapping[str, Any]) -> str:
     """Say what a client keeps and why; `choice` is a client's row in take_home.json."""
-    number = choice["validation_examples"]
+    number, held = choice["validation_examples"], choice.get("cross_validated")
+    examples = f"{number} examples, cross-validated," if held else f"{number} validation examples"
     which = {
         FEDERATED: "the federated model",
         AVERAGE: "the average of the federated model and the one trained alone",
         LOCAL: "the model trained alone",
     }[choice["kept"]]
     why = {
-        "better": f"its {number} validation examples show that it is better than training alone",
-        "undecided": f"its {number} validation examples do not show that federation makes it better",
-        "few examples": f"its {number} validation examples are too few to show that federation makes it better",
+        "better": f"its {examples} show that it is better than training alone",
+        "undecided": f"its {examples} do not show that federation makes it better",
+        "few examples": f"its {examples} are too few to show that federation makes it better",
     }.get(choice["reason"])
     return which if why is None else f"{which}, since {why}"

@@ -5,20 +5,45 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from coterie.compute.compiled import compilations
 from coterie.core.errors import CoterieError
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import Engine
-from coterie.evaluation.metrics import mean
+from coterie.evaluation.metrics import average
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import DIVERGED, Simulation
 from coterie.experiment.tuning.journal import Point
+from coterie.experiment.tuning.space import Values
 from coterie.storage.paged_rows import Store
 from coterie.storage.run_folder import RunFolder
+
+
+class Trainee(NamedTuple):
+    """A candidate that is about to train."""
+
+    setup: Setup  # on a federation from `without_test`
+    states: RunFolder  # where its state is kept between rungs
+    values: Values
+    done: int  # the rounds it has trained for
+
+
+class Trained(NamedTuple):
+    """What a candidate did in a rung."""
+
+    curve: tuple[Point, ...]
+    seconds: float
+    diverged: str  # why training stopped; empty: it did not
+
+
+class Train(Protocol):
+    """Trains candidates as `train_until` does, in this process or at the sites."""
+
+    def __call__(self, trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]: ...
 
 
 def without_test(federation: Federation) -> Federation:
@@ -62,22 +87,22 @@ class Engines:
         return pick_engine([start], start.probe, self.say, choices)
 
 
-def train_until(
-    setup: Setup, states: RunFolder, done: int, until: int, engines: Engines, *, keep: bool
-) -> tuple[tuple[Point, ...], float, str]:
-    """Train a candidate from the end of round `done` to the end of round `until`.
+def train_until(trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]:
+    """Train candidates to the end of round `until`.
 
     Args:
-        setup: the candidate's, on a federation from `without_test`.
-        states: where its state is kept between rungs.
-        done: the rounds it has trained for.
+        trainees: the candidates.
         until: the last round of this rung.
-        engines: picks its engine.
-        keep: write its state at the end, since it may go on.
+        engines: picks their engines.
+        keep: write their states at the end, since they may go on.
 
     Returns:
-        What it scored, the seconds, and why training diverged, if it did.
+        What each of them did.
     """
+    return [_train(each.setup, each.states, each.done, until, engines, keep=keep) for each in trainees]
+
+
+def _train(setup: Setup, states: RunFolder, done: int, until: int, engines: Engines, *, keep: bool) -> Trained:
     begin = time.perf_counter()
     config, federation = setup.config, setup.federation
     store = Store(parse_bytes(config.memory) // 2, states.path / "checkpoints")
@@ -94,14 +119,20 @@ def train_until(
             sim.train(number, engine)
             if number % config.evaluate_every == 0 or number == until:
                 scores = sim.evaluate(number, engine, own_only=True)["validation"]
-                curve.append(Point(number, mean(scores[setup.metric]), mean(scores["loss"])))
+                curve.append(point_of(number, setup, scores))
         if keep:
             states.save(until, sim.state, None)
     except CoterieError as error:
         if not str(error).startswith(DIVERGED):
             raise
         diverged = str(error)
-    return tuple(curve), time.perf_counter() - begin, diverged
+    return Trained(tuple(curve), time.perf_counter() - begin, diverged)
+
+
+def point_of(round: int, setup: Setup, scores: Mapping[str, Any]) -> Point:
+    """Return what a search keeps of the clients' validation scores after a round."""
+    value, loss = (average(scores[name], setup.config.average) for name in (setup.metric, "loss"))
+    return Point(round, value, loss)
 
 
 def best_of(curve: tuple[Point, ...], sign: int) -> Point | None:

@@ -15,7 +15,7 @@ from coterie.evaluation.benefit import sign_of
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.run import Progress
 from coterie.experiment.setup import Setup
-from coterie.experiment.tuning.candidates import Engines, best_of, train_until
+from coterie.experiment.tuning.candidates import Engines, Train, Trainee, best_of, train_until
 from coterie.experiment.tuning.halving import Rung, rounds_trained
 from coterie.experiment.tuning.journal import Entry, Point, SearchFolder
 from coterie.experiment.tuning.propose import importances, propose
@@ -158,7 +158,12 @@ def apply(setup: Setup, values: Values) -> Setup:
 
 
 def run_search(
-    search: MethodSearch, folder: SearchFolder, done: Sequence[Entry], tell: Progress, choices: Choices
+    search: MethodSearch,
+    folder: SearchFolder,
+    done: Sequence[Entry],
+    tell: Progress,
+    choices: Choices,
+    train: Train = train_until,
 ) -> None:
     """Do what is not done yet of a method's search.
 
@@ -168,6 +173,7 @@ def run_search(
         done: the entries of this method that the journal has.
         tell: receives a "round" for each candidate and rung, numbered by the rounds trained so far.
         choices: engines chosen for other methods.
+        train: trains a candidate; by default in this process.
     """
     known = {(entry.candidate, entry.rung): entry for entry in done}
     total = rounds_trained(search.rungs)
@@ -180,7 +186,7 @@ def run_search(
             entry = known.get((number, 0))
             values = entry.values if entry else _values(search, number)
             search.candidates.append(Candidate(number, values))
-            finished = _train(search, number, 0, entry, folder, setup_of, engines, tell, finished)
+            finished = _train(search, number, 0, entry, folder, setup_of, engines, tell, finished, train)
         for rung in range(1, len(search.rungs)):
             leaders = search.leaders(rung - 1)
             promoted = [each.number for each in leaders[: search.rungs[rung].candidates]]
@@ -193,7 +199,7 @@ def run_search(
             )
             for number in promoted:
                 entry = known.get((number, rung))
-                finished = _train(search, number, rung, entry, folder, setup_of, engines, tell, finished)
+                finished = _train(search, number, rung, entry, folder, setup_of, engines, tell, finished, train)
     finally:
         tell.stop()
 
@@ -214,6 +220,7 @@ def _train(
     engines: Engines,
     tell: Progress,
     finished: int,
+    train: Train,
 ) -> int:
     """Do one candidate's rung, unless the journal has it; return the rounds that are now done."""
     candidate, until = search.candidates[number], search.rungs[rung].rounds
@@ -227,7 +234,8 @@ def _train(
         states = folder.states(search.label, number)
         start = begun if begun in states.checkpoints() else 0  # a state that was lost is made again
         keep = rung + 1 < len(search.rungs)
-        curve, seconds, diverged = train_until(setup_of(number), states, start, until, engines, keep=keep)
+        trainee = Trainee(setup_of(number), states, candidate.values, start)
+        curve, seconds, diverged = train([trainee], until, engines, keep=keep)[0]
         curve = tuple(point for point in curve if point.round > begun)
     made = Entry(search.label, number, rung, candidate.values, curve, seconds, diverged)
     folder.add(made)
