@@ -194,7 +194,7 @@ def test_a_server_that_was_stopped_goes_on(simulated: Recommendation, tmp_path: 
 
 
 def test_a_site_that_is_away_is_left_out(tmp_path: Path) -> None:
-    server, queue = deployed(tmp_path, lambda direction, name, number, envelope: [] if name == "d" else [envelope])
+    server, _ = deployed(tmp_path, lambda direction, name, number, envelope: [] if name == "d" else [envelope])
     told = over(server)
     assert told.choice.scores.keys() == {*METHODS}
     assert all(math.isfinite(each) for each in told.choice.scores.values())

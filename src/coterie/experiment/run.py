@@ -214,7 +214,8 @@ def resume(
         model: the model, if it was given in Python; it must be the same again.
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
-        **taking: `take_home`, `calibrate` and `threshold`, if clients are to choose otherwise what they take home.
+        **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
+            choose otherwise what they take home.
 
     Returns:
         The result of the whole run.
