@@ -21,8 +21,8 @@ from coterie.experiment.setup import prepare
 from coterie.experiment.tuning.recommend import look_at, prepare_panel, run_panel
 
 DATA = "hospitals"
-PANEL = ("local", "fedavg", "fedmap", "ditto")
-BUDGET: dict[str, Any] = {"trials": 2, "folds": 3, "rounds": 12}
+PANEL = ("local", "fedavg", "fedmap")
+BUDGET: dict[str, Any] = {"model": "linear", "trials": 2, "folds": 3, "rounds": 8}
 # Rounds this small are over before anything could be compiled.
 QUICK: dict[str, Any] = {"engine": "stacked", "compile": False, "workers": 1}
 

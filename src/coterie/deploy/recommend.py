@@ -189,7 +189,7 @@ class AtSites:
     def evidence(self, scored: Mapping[str, Sequence[Scored]]) -> Evidence:
         """Ask every site how good each method was on what was held out."""
         methods, metric = tuple(scored), self.panel.setup.metric
-        number = self._next("comparing what was held out")
+        number = self._next("the sites compare what was held out")
         facts = gather_facts(self.server.config, self.ledger.declared)
         about = {"facts": facts, "folds": len(self.panel.folds), "methods": methods, "metric": metric}
         requests = {name: messages.Judge(**self._route(number, name), **about) for name in self.ledger.declared}
@@ -208,7 +208,7 @@ class AtSites:
 
     def close(self) -> None:
         """Let the sites delete what they kept for this."""
-        number = self._next("done")
+        number = self._next("the sites forget it")
 
         def take(name: str, envelope: Envelope, message: FromSite) -> bool:
             return isinstance(message, messages.Finished) and message.run == self.ledger.run
@@ -242,8 +242,12 @@ class AtSites:
     ) -> None:
         """Train candidates side by side to their ends."""
         while going := [run for run in runs if not run.over]:
-            steps = [run.step for run in going if run.step <= run.until]
-            number = self._next(f"fold {fold or 'of all'}, round {min(steps)}" if steps else "an evaluation")
+            what, last = (
+                " and ".join(dict.fromkeys(run.setup.config.method for run in going)),
+                min(r.step for r in going),
+            )
+            stage = f"round {last}" if last <= going[0].until else f"after round {last - 1}"
+            number = self._next(f"{f'fold {fold}' if fold else 'the settings'}: {what}, {stage}")
             asked = [run.requests() for run in going]
             requests, bodies, places = {}, {}, {}
             for name in self.ledger.declared:
@@ -284,7 +288,7 @@ class AtSites:
         return answers
 
     def _hold(self, runs: Sequence[TrialRun], fold: int, facts: FederationFacts) -> None:
-        number = self._next(f"fold {fold}, predicting what it holds out")
+        number = self._next(f"fold {fold}: the sites predict what it holds out")
         requests, bodies = {}, {}
         for name in self.ledger.declared:
             trials = tuple(run.spec(name, hold=True) for run in runs)
@@ -349,9 +353,8 @@ class AtSites:
     def _next(self, doing: str) -> int:
         """Return the number of the next message, and show what it is about."""
         self.ledger.round += 1
-        self.ledger.rounds = self.ledger.round
+        self.ledger.rounds, self.ledger.doing = self.ledger.round, doing
         self.ledger.save(self.server.out)
-        self.ledger.show(self.server.out, doing)
         return self.ledger.round
 
     def _route(self, number: int, name: str) -> dict[str, Any]:
