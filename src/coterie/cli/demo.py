@@ -22,7 +22,7 @@ from coterie.experiment.tuning.recommend import look_at, prepare_panel, run_pane
 
 DATA = "hospitals"
 PANEL = ("local", "fedavg", "fedmap")
-BUDGET: dict[str, Any] = {"model": "linear", "trials": 2, "folds": 3, "rounds": 8}
+BUDGET: dict[str, Any] = {"model": "linear", "trials": 1, "folds": 3, "rounds": 8}
 # Rounds this small are over before anything could be compiled.
 QUICK: dict[str, Any] = {"engine": "stacked", "compile": False, "workers": 1}
 
