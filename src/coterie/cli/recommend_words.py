@@ -7,7 +7,7 @@ import math
 from rich.table import Table
 
 from coterie.cli.tables import amount, counts_sentence, format_interval, format_value, heading, metric_words
-from coterie.experiment.tuning.choice import LOCAL, Difference
+from coterie.experiment.tuning.evidence import LOCAL, Difference
 from coterie.experiment.tuning.recommend import Look, Panel, Recommendation
 from coterie.methods import METHODS
 from coterie.report.cost import size

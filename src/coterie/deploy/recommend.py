@@ -173,9 +173,9 @@ class AtSites:
         runs = {}
         for search in searches:
             setup = self._blank(search.chosen_setup(search.setup), fold)
-            about = {"states": None, "keep": True}
             rounds = setup.config.rounds
-            runs[search.label] = TrialRun.begin(_id(fold, search.label), setup, facts, 0, rounds, **about)
+            begin_at = _id(fold, search.label), setup, facts, 0, rounds
+            runs[search.label] = TrialRun.begin(*begin_at, states=None, keep=True)
         self.server.say(f"fold {fold}: {', '.join(runs)} as they were chosen")
         self._play(list(runs.values()), fold, facts, known, ())
         share = (time.perf_counter() - begin) / len(runs)
@@ -191,7 +191,7 @@ class AtSites:
         methods, metric = tuple(scored), self.panel.setup.metric
         number = self._next("the sites compare what was held out")
         facts = gather_facts(self.server.config, self.ledger.declared)
-        about = {"facts": facts, "folds": len(self.panel.folds), "methods": methods, "metric": metric}
+        about: dict[str, Any] = {"facts": facts, "folds": len(self.panel.folds), "methods": methods, "metric": metric}
         requests = {name: messages.Judge(**self._route(number, name), **about) for name in self.ledger.declared}
         found: dict[str, Evidence] = {}
 

@@ -123,10 +123,20 @@ class TrialRun:
 
     def spec(self, name: str, *, train: bool = False, evaluate: bool = False, hold: bool = False) -> messages.Trial:
         """Return what a site is told."""
-        config, about = self.setup.config, {"keep": self.keep, "hold": hold, "best": self.best}
-        words: dict[str, Any] = {"hyper": config.hyper, "optimizer": config.optimizer, "method": config.method}
-        place = {"base": self.base[name], "step": self.step}
-        return messages.Trial(id=self.id, **words, **place, train=train, evaluate=evaluate, **about)
+        config = self.setup.config
+        return messages.Trial(
+            id=self.id,
+            method=config.method,
+            hyper=config.hyper,
+            optimizer=config.optimizer,
+            base=self.base[name],
+            step=self.step,
+            train=train,
+            evaluate=evaluate,
+            keep=self.keep,
+            hold=hold,
+            best=self.best,
+        )
 
     def check(self, name: str, up: Tree, info: Tree, examples: int, norm_bound: float) -> None:
         """Check what a site sends for this candidate; raise `Refused` if it cannot be used."""

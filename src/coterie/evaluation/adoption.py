@@ -83,13 +83,12 @@ def choose(
     """
     mixed = ours._replace(outputs=average(ours.outputs, alone.outputs, regression=task.kind == "regression"))
     found = {name: compared(task, each, alone) for name, each in ((FEDERATED, ours), (AVERAGE, mixed))}
-    number = len(alone.y)
-    if number < MIN_EXAMPLES:
-        return Choice(LOCAL, "few examples", number, *found.values(), held_out)
-    better = {name: sureness(each) for name, each in found.items() if sureness(each) > errors * quantile(number - 1)}
-    if not better:
-        return Choice(LOCAL, "undecided", number, *found.values(), held_out)
-    return Choice(max(better, key=lambda name: better[name]), "better", number, *found.values(), held_out)
+    number, limit = len(alone.y), errors * quantile(len(alone.y) - 1) if len(alone.y) >= MIN_EXAMPLES else math.inf
+    better = {name: sureness(each) for name, each in found.items() if sureness(each) > limit}
+    kept, reason = LOCAL, "few examples" if number < MIN_EXAMPLES else "undecided"
+    if better:
+        kept, reason = max(better, key=lambda name: better[name]), "better"
+    return Choice(kept, reason, number, found[FEDERATED], found[AVERAGE], held_out)
 
 
 def compared(task: Task, ours: Predictions, alone: Predictions) -> Difference:

@@ -109,9 +109,9 @@ def test_wrong_test_labels_change_no_choice(best: Any) -> None:
 
 def test_a_comparison_chooses_by_the_same_and_reads_it_again(tmp_path: Any) -> None:
     about: dict[str, Any] = {**HOW, "report": False}
-    first = coterie.compare(["local", "fedavg"], [3], few(), out=tmp_path, **about)
+    first = coterie.compare(["local", "fedavg"], [3, 4], few(), out=tmp_path, **about)
     assert (tmp_path / "fedavg-seed3" / "held-out.safetensors").exists()
-    again = coterie.compare(["local", "fedavg"], [3], few(), out=tmp_path, **about)
+    again = coterie.compare(["local", "fedavg"], [3, 4], few(), out=tmp_path, **about)
     one = coterie.run("fedavg", few(), seed=3, **HOW)
     told = files.read_json(tmp_path / "fedavg-seed3" / "take_home.json")["clients"]
     assert [row["kept"] for row in told] == [choice.kept for choice in one.take_home.choices]
