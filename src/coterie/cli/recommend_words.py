@@ -46,9 +46,13 @@ def plan_lines(panel: Panel) -> list[str]:
     lines += [f"Note: {note}." for note in panel.notes]
     return [
         *lines,
-        f"Each method, local included, has {panel.trials} candidates and {one} rounds to be tuned in each of "
+        f"Each method, local included, has {_candidates(panel.trials)} and {one} rounds to be tuned in each of "
         f"{len(panel.folds)} folds; {everything} rounds in all.",
     ]
+
+
+def _candidates(number: int) -> str:
+    return f"{number} candidates" if number > 1 else "1 candidate, its settings as they are,"
 
 
 def panel_table(found: Recommendation) -> Table:
