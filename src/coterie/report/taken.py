@@ -156,7 +156,7 @@ def table(run: RunData) -> Table:
     errors = run.config.get("take_home_errors", 0.5)  # earlier versions had no such setting
     caption = (
         f"Test {metric_title(metric)} of the model that a client keeps. It keeps its local model unless another one's "
-        f"loss is better by more than {errors:g} standard error{'s' * (errors != 1)} on examples of its own that neither "
-        "model has seen: those for validation or, in folds, all that are not for testing."
+        f"loss is better by more than {errors:g} standard error{'s' * (errors != 1)} on examples of its own that "
+        "neither model has seen: those for validation or, in folds, all that are not for testing."
     )
     return Table("take-home-clients", "What each client takes home", columns, rows, caption, [total])
