@@ -165,7 +165,7 @@ def run_search(
     done: Sequence[Entry],
     tell: Progress,
     choices: Choices,
-    train: Train = train_until,
+    train: Train | None = None,
 ) -> None:
     """Do what is not done yet of a method's search.
 
@@ -186,7 +186,7 @@ def run_search(
 
     def go_on(numbers: Sequence[int], rung: int) -> None:
         nonlocal finished
-        for news in _train(search, numbers, rung, known, folder, setup_of, engines, train):
+        for news in _train(search, numbers, rung, known, folder, setup_of, engines, train or train_until):
             finished += news["rounds"]
             tell.round({**news, "round": finished}, search.metric)
 
