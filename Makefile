@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-plain test-all test-browser lint format bench clean
 
 demo: $(STAMP)
-	$(BIN)/coterie run
+	$(BIN)/coterie demo
 
 # Two processes of one thread each: more threads than cores only wait for each other. Tests of one group (those that share
 # compiled steps) run in one of the two.

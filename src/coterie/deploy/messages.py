@@ -1,7 +1,8 @@
 """The headers of all messages, as types. `guard` parses what arrives as one of these; nothing else reads a header.
 
 from the server     join, round, finish; among peers who ask each other also ask, offer
-from a site         joined, answer, finished, refused; asks, offers
+                    to recommend a method: tries, judge, close
+from a site         joined, answer, finished, refused; asks, offers; tried, judged
 
 For a secure sum (`coterie.deploy.secure`) there are, around a round, keys, shares and unmask from the server, and key,
 shared and unmasked from a site.
@@ -17,8 +18,11 @@ from pydantic import Field, TypeAdapter
 from coterie.deploy import wire
 from coterie.deploy.federation_facts import Declaration, FederationFacts
 from coterie.deploy.schema import (
+    MAX_EXAMPLES,
+    MAX_FOLDS,
     MAX_LETTERS,
     MAX_SITES,
+    MAX_TRIALS,
     Bytes,
     ClientId,
     Code,
@@ -27,11 +31,14 @@ from coterie.deploy.schema import (
     Examples,
     Hash64,
     Life,
+    Measured,
     Metrics,
     Name,
     PublicKey,
     RoundNumber,
     Run,
+    Scores,
+    Settings,
     Strict,
     Who,
 )
@@ -176,6 +183,52 @@ class Finish(FromServer):
     selected_alone: RoundNumber
 
 
+class Trial(Strict):
+    """A method with settings, and what to do with it now."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$")]
+    method: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,100}$")]
+    hyper: Settings
+    optimizer: Settings
+    base: RoundNumber  # the last round of the site that was accepted
+    step: RoundNumber  # the round to train; the one before it is evaluated
+    train: bool
+    evaluate: bool
+    keep: bool = False  # an evaluated model may be asked for
+    hold: bool = False  # predict what the fold holds out, with the model of round `best`, and keep that
+    best: RoundNumber = 0
+
+
+class Folded(FromServer):
+    """What messages about parts of the sites' data have in common."""
+
+    facts: FederationFacts  # with this fold held out
+    folds: Annotated[int, Field(ge=2, le=MAX_FOLDS)]
+
+
+class Tries(Folded):
+    """Train and evaluate candidates, each for a round; nobody sees what the fold holds out."""
+
+    kind: Literal["tries"] = "tries"
+    fold: Annotated[int, Field(ge=0, le=MAX_FOLDS)]  # 0: nothing is held out
+    trials: Annotated[tuple[Trial, ...], Field(min_length=1, max_length=MAX_TRIALS)]
+    open: Annotated[tuple[str, ...], Field(max_length=MAX_TRIALS)]  # candidates that may go on; forget all others
+
+
+class Judge(Folded):
+    """How good was each method on all that was held out?"""
+
+    kind: Literal["judge"] = "judge"
+    methods: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_TRIALS)]
+    metric: str
+
+
+class Close(FromServer):
+    """Forget all candidates, and what was held out."""
+
+    kind: Literal["close"] = "close"
+
+
 class FromSite(Header):
     """A message of a site."""
 
@@ -257,14 +310,33 @@ class Unmasked(Reply):
     keys: Annotated[dict[Name, Share], Field(max_length=MAX_MASKED)]
 
 
+class Tried(Reply):
+    """How candidates do on validation examples; what they trained is in the body."""
+
+    kind: Literal["tried"] = "tried"
+    scores: Annotated[tuple[Scores | None, ...], Field(max_length=MAX_TRIALS)]  # one each; None: not evaluated
+    failed: Annotated[tuple[int, ...], Field(max_length=MAX_TRIALS)] = ()  # whose training diverged here, by place
+
+
+class Judged(Reply):
+    """A site's scores, in the order of the methods asked about, and how sure their differences are."""
+
+    kind: Literal["judged"] = "judged"
+    examples: Examples
+    scores: Annotated[tuple[Measured, ...], Field(max_length=MAX_TRIALS)]
+    errors: Annotated[tuple[Measured, ...], Field(max_length=MAX_TRIALS**2)]  # of pairs, in the order of `combinations`
+    ends: Annotated[tuple[tuple[Measured, Measured], ...], Field(max_length=MAX_TRIALS)]  # of all but training alone
+    differing: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_EXAMPLES)], ...], Field(max_length=MAX_TRIALS)]
+
+
 class Finished(FromSite):
     """The site's model is written."""
 
     kind: Literal["finished"] = "finished"
 
 
-ToSite = Join | Round | Ask | Offer | Keys | Shares | Unmask | Finish
-ToServer = Joined | Refusal | Answer | Asks | Offers | Key | Shared | Unmasked | Finished
+ToSite = Join | Round | Ask | Offer | Keys | Shares | Unmask | Tries | Judge | Close | Finish
+ToServer = Joined | Refusal | Answer | Asks | Offers | Key | Shared | Unmasked | Tried | Judged | Finished
 M = TypeVar("M", bound=Header)
 TO_SITE: TypeAdapter[ToSite] = TypeAdapter(Annotated[ToSite, Field(discriminator="kind")])
 TO_SERVER: TypeAdapter[ToServer] = TypeAdapter(Annotated[ToServer, Field(discriminator="kind")])

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
 from coterie.deploy.contract import Rules
+from coterie.deploy.schema import MAX_FOLDS, MAX_TRIALS
 from coterie.deploy.secure import agreement
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.setup import optimizer_values
@@ -66,7 +67,22 @@ class Deploy(BaseModel):
     )
     key: str = Field("", description="the server's private key; empty: make one in the run folder")
     out: str = Field("", description="the run folder; empty: a new one in runs/")
+    recommend: str = Field(
+        "", description="methods, separated by commas: do not train, but recommend one of them; empty: train"
+    )
+    trials: int = Field(6, ge=1, le=MAX_TRIALS, description="to recommend: candidates of each method, in each fold")
+    folds: int = Field(3, ge=2, le=MAX_FOLDS, description="to recommend: how often another part is held out")
+    given: str = Field("", description="to recommend: hyper-parameters that are not searched, such as 'lr=0.1, lam=1'")
     resume: bool = Field(False, description="continue the run in `out`")
+
+    def panel(self) -> list[str]:
+        """Return the methods among which one is to be recommended."""
+        return [name.strip() for name in self.recommend.split(",") if name.strip()]
+
+    def given_values(self) -> dict[str, str]:
+        """Return the hyper-parameters that are not searched, as they were typed."""
+        pairs = (part.partition("=") for part in self.given.split(",") if part.strip())
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
     def rules(self) -> Rules:
         """Return the rules of the rounds."""

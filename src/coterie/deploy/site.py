@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
-from coterie.deploy import guard, messages, peer_mail, seal, site_folder, wire
+from coterie.deploy import guard, messages, peer_mail, seal, site_folder, site_trials, wire
 from coterie.deploy.federation_facts import FederationFacts, check_facts, declare
 from coterie.deploy.intake import letter_sizes
 from coterie.deploy.keys import Identity, same_key
@@ -108,13 +109,13 @@ class Site:
     def _declaration(self, message: messages.Join) -> Envelope:
         secret = seal.exchange_key_at(self.root / "exchange.key")
         card = seal.make_card(self.name, secret, self.identity)
-        return self._sign(messages.Joined(**self._route(message), declares=declare(self.data), card=card))
+        return self._sign(messages.Joined(**self.route(message), declares=declare(self.data), card=card))
 
     def _once(self, envelope: Envelope, message: ToSite, store: Store) -> Envelope:
         if isinstance(message, messages.Unmask):
             guard.open_body(envelope, {})
             seeds, secrets = self._masks(store).unmask(message)
-            told = messages.Unmasked(**self._route(message), request=message.digest, seeds=seeds, keys=secrets)
+            told = messages.Unmasked(**self.route(message), request=message.digest, seeds=seeds, keys=secrets)
             return self._sign(told)
         last = store.last_answer(self.identity.public)
         if last is not None:
@@ -123,10 +124,22 @@ class Site:
                 return self._repeat(previous, answer, message, store)
             if (message.life, message.round) <= (previous.life, previous.round):
                 raise Refused("replay", f"round {message.round}, after an answer for round {previous.round}")
+        if isinstance(message, messages.Tries):
+            reply, body = site_trials.try_all(self, envelope, message, store)
+            answer = self._sign(reply, wire.encode(body))
+            store.commit(answer)
+            return answer
+        if isinstance(message, messages.Judge):
+            guard.open_body(envelope, {})
+            return self._sign(site_trials.judge(self, message, store))
+        if isinstance(message, messages.Close):
+            guard.open_body(envelope, {})
+            site_trials.close(store)
+            return self._sign(messages.Finished(**self.route(message)))
         if isinstance(message, messages.Finish):
             guard.open_body(envelope, {})
             self._finish(message, store)
-            return self._sign(messages.Finished(**self._route(message)))
+            return self._sign(messages.Finished(**self.route(message)))
         if isinstance(message, messages.Ask):
             guard.open_body(envelope, {})
             return self._ask(message, store)
@@ -150,7 +163,7 @@ class Site:
         workbench = self._workbench(message.facts)
         neighbourhood, about = self._neighbourhood(message, store)
         at, private = store.load(message.base, _initial(workbench, neighbourhood))
-        reply = messages.Answer(**self._route(message), request=message.digest)
+        reply = messages.Answer(**self.route(message), request=message.digest)
         place: RemoteServer | OwnServer
         deploy: Tree = ()
         down: Tree = None
@@ -219,7 +232,7 @@ class Site:
         """Answer with keys for masks, or with shares of this site's secrets."""
         if not self.secure:
             raise Refused("masks", "messages of this run are not summed securely")
-        about = {**self._route(message), "request": message.digest}
+        about = {**self.route(message), "request": message.digest}
         if isinstance(message, messages.Keys):
             public, seed, proof = self._masks(store).keys(message)
             return self._sign(messages.Key(**about, public=public, seed=seed, proof=proof))
@@ -242,7 +255,7 @@ class Site:
         index, train, evaluate = neighbourhood.index, message.train, message.evaluate
         owners = workbench.asks(message.round, copy, index, train=train, evaluate=evaluate)
         names = tuple(sorted(neighbourhood.names[owner] for owner in owners))
-        return self._sign(messages.Asks(**self._route(message), request=message.digest, asks=names))
+        return self._sign(messages.Asks(**self.route(message), request=message.digest, asks=names))
 
     def _offer(self, envelope: Envelope, message: messages.Offer, store: Store) -> Envelope:
         """Read the mail, and offer to those who ask what the copy of the server then has of this peer."""
@@ -257,7 +270,7 @@ class Site:
         letters = peer_mail.write_offer(neighbourhood, secret, message.run, message.round, offer, list(message.askers))
         body = wire.encode({"mail": {str(i): as_leaf(data) for i, data in enumerate(letters.values())}})
         listed = tuple((to, len(data)) for to, data in letters.items())
-        reply = messages.Offers(**self._route(message), request=message.digest, mail=listed, refused=tuple(refused))
+        reply = messages.Offers(**self.route(message), request=message.digest, mail=listed, refused=tuple(refused))
         return self._sign(reply, body)
 
     def _peer(self, message: messages.Work, store: Store) -> tuple[Workbench, Neighbourhood, int, Private]:
@@ -379,11 +392,12 @@ class Site:
             self._workbenches[key] = Workbench.build(self.config, self.method, self.model, facts, self.data)
         return self._workbenches[key]
 
-    def _route(self, message: ToSite) -> dict[str, Any]:
+    def route(self, message: ToSite) -> dict[str, Any]:
+        """Return where an answer to a message belongs."""
         return {"run": message.run, "life": message.life, "round": message.round, "sender": self.name}
 
     def _refuse(self, message: ToSite | None, code: str) -> Envelope:
-        about = {"sender": self.name} if message is None else self._route(message)
+        about = {"sender": self.name} if message is None else self.route(message)
         return self._sign(Refusal(**about, code=code))
 
     def _sign(self, message: Header, body: bytes = b"") -> Envelope:
@@ -409,11 +423,9 @@ def _initial(workbench: Workbench, neighbourhood: Neighbourhood | None) -> Priva
 def one_client(federation: Federation, name: str) -> Federation:
     """Return one client's examples as a federation with one client."""
     split = federation.clients[name]
-    parts = [torch.from_numpy(part) for part in (split.train, split.validation, split.test)]
-    where, start, places = torch.cat(parts), 0, []
-    for part in parts:
-        places.append(torch.arange(start, start + len(part)).numpy())
-        start += len(part)
+    parts = split.train, split.validation, split.test
+    where = np.unique(np.concatenate(parts))  # in the order that they had, on which folds depend
+    places = [np.searchsorted(where, part) for part in parts]
     weights = None if federation.weights is None else federation.weights[where]
     known = {name: federation.preprocessing[name]} if name in federation.preprocessing else {}
     return dataclasses.replace(

@@ -138,6 +138,21 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     Raises:
         CoterieError: A process ended early, the server failed, or the time is up.
     """
+    with files.private():
+        _run(setup, out, deploy, watch, limit)
+        return collect(setup, out)
+
+
+def recommend_up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: float) -> None:
+    """Recommend a method to sites on this machine, or go on with that; arguments and errors are those of `up`.
+
+    `deploy` names the panel (deploy.recommend). What was found is in `out`, as `coterie recommend` writes it.
+    """
+    with files.private():
+        _run(setup, out, deploy, watch, limit)
+
+
+def _run(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: float) -> None:
     work, names = out.resolve() / "flower", setup.federation.names
     resuming = (out / "deployment.json").exists()
     if resuming and Ledger.load(out).finished:
@@ -145,13 +160,11 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     settings = {**local_settings(work, names, out), **deploy}
     for name in ("error.json", "sites.json"):  # of the previous server
         (out / name).unlink(missing_ok=True)
-    with files.private():
-        if not (work / "app" / "pyproject.toml").exists():
-            app.write(work / "app", setup.config, settings)
-        with local_federation(work, names) as running:
-            running.submit(resume=resuming)
-            wait(running, out, watch, limit)
-        return collect(setup, out)
+    if not (work / "app" / "pyproject.toml").exists():
+        app.write(work / "app", setup.config, settings)
+    with local_federation(work, names) as running:
+        running.submit(resume=resuming)
+        wait(running, out, watch, limit)
 
 
 def local_settings(work: Path, names: Sequence[str], out: Path) -> dict[str, Any]:

@@ -173,11 +173,11 @@ def _results(sim: Simulation, round: int) -> SiteResults:
 def _scores(sim: Simulation, round: int) -> Metrics:
     scores = sim.evaluate(round, LOOP)
     return {
-        part: {name: _reported(name, float(values[0])) for name, values in by.items()} for part, by in scores.items()
+        part: {name: reported(name, float(values[0])) for name, values in by.items()} for part, by in scores.items()
     }
 
 
-def _reported(name: str, value: float) -> float | None:
+def reported(name: str, value: float) -> float | None:
     """Return a metric as it is reported; None if it is not defined, or infinite as a diverging model's loss is."""
     low, high = RANGES[name]
     return value if low <= value <= high else None

@@ -61,6 +61,8 @@ def _words(site: Site, answer: Envelope) -> str:
         return f"{run}: a message was refused ({message.code}); '{site.root / 'site.log'}' says why"
     if isinstance(message, messages.Finished):
         return f"{run}: finished; model, card and report are in '{Store(site.root, run, site.name).path / 'result'}'"
+    if isinstance(message, messages.Tried | messages.Judged):
+        return f"{run}: looking for a method, message {number} answered"
     stage = f"round {number} of {rounds}" if number <= rounds else "the last evaluation"
     if not isinstance(message, messages.Answer):
         if isinstance(message, messages.Asks | messages.Offers):

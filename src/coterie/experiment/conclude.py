@@ -40,7 +40,8 @@ def finish(
     decided = benefit = None
     if adopt.wanted(setup.config) and result.validation is not None and beside:
         alone = None if result.reference is None else _outputs(result.reference)
-        decided = adopt.decide(result.config, result.task, len(result.names), _outputs(result), alone)
+        held_out = adopt.both(result.held_out, None if result.reference is None else result.reference.held_out)
+        decided = adopt.decide(result.config, result.task, len(result.names), _outputs(result), alone, held_out)
     with files.together(FILES_OF_A_CLIENT * len(result.names) if out else 0):
         if result.reference is not None:
             if decided:

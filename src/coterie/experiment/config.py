@@ -147,6 +147,12 @@ class Config(BaseModel):
     take_home: Literal["federated", "best"] = Field(
         "federated", description="what a client keeps; best: by its validation data, also its local model or an average"
     )
+    take_home_errors: float = Field(
+        1.0, ge=0, le=10, description="for take_home: how many standard errors better than its local model it must be"
+    )
+    take_home_folds: int = Field(
+        5, ge=0, le=20, description="for take_home: folds of cross-validation where validation is tiny; 0: none"
+    )
     calibrate: bool = Field(False, description="calibrate the model that a client keeps: a temperature by validation")
     threshold: Literal["balanced_accuracy", "accuracy", "macro_f1"] | None = Field(
         None, description="of two classes: predict the second above the threshold that is best for this on validation"
@@ -376,6 +382,18 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     if problems or method is None:
         raise ConfigError(problems)
     return config, config.ready(method)
+
+
+def method_of(config: Config) -> AnyMethod:
+    """Build the method that a configuration names, scheduled for its rounds.
+
+    Raises:
+        ConfigError: its hyper-parameters are wrong; it lists every problem.
+    """
+    method, problems = _method(config)
+    if problems or method is None:
+        raise ConfigError(problems)
+    return config.ready(method)
 
 
 def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:

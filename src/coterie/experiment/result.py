@@ -50,6 +50,7 @@ class Result:
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
     server: Tree = ()  # at the selected round
     validation: Predictions | None = None  # for the validation examples, at the selected round
+    held_out: Predictions | None = None  # for more examples, where those for validation are few (take_home.held_out)
     take_home: Adoption | None = None  # what each client keeps, if it may choose
     references: References | None = None  # what usual models reach on the same tables
     onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round

@@ -6,15 +6,15 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from coterie.compute.compiled import compilations
 from coterie.core.errors import CoterieError
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner, Engine
 from coterie.engine.autotune import shaped
-from coterie.evaluation.metrics import mean
+from coterie.evaluation.metrics import average
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
@@ -132,6 +132,12 @@ class Trained(NamedTuple):
     diverged: str  # why training stopped; empty: it did not
 
 
+class Train(Protocol):
+    """Trains candidates as `train_until` does, in this process or at the sites."""
+
+    def __call__(self, trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]: ...
+
+
 def train_until(trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]:
     """Train candidates to the end of round `until`, side by side where that is faster.
 
@@ -193,13 +199,13 @@ def _train(
 ) -> tuple[tuple[Point, ...], str]:
     """Train one candidate; return its scores, and why training diverged, if it did."""
     curve: list[Point] = []
-    every, metric = trainee.setup.config.evaluate_every, trainee.setup.metric
+    every = trainee.setup.config.evaluate_every
     try:
         for number in range(trainee.done + 1, until + 1):
             sim.train(number, engine)
             if number % every == 0 or number == until:
                 scores = sim.evaluate(number, engine, own_only=True)["validation"]
-                curve.append(Point(number, mean(scores[metric]), mean(scores["loss"])))
+                curve.append(point_of(number, trainee.setup, scores))
         if keep:
             trainee.states.save(until, sim.state, None)
     except CoterieError as error:
@@ -207,6 +213,12 @@ def _train(
             raise
         return tuple(curve), str(error)
     return tuple(curve), ""
+
+
+def point_of(round: int, setup: Setup, scores: Mapping[str, Any]) -> Point:
+    """Return what a search keeps of the clients' validation scores after a round."""
+    value, loss = (average(scores[name], setup.config.average) for name in (setup.metric, "loss"))
+    return Point(round, value, loss)
 
 
 def best_of(curve: tuple[Point, ...], sign: int) -> Point | None:

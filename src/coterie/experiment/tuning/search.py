@@ -15,7 +15,7 @@ from coterie.evaluation.benefit import sign_of
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
-from coterie.experiment.tuning.candidates import Engines, Trained, Trainee, best_of, train_until
+from coterie.experiment.tuning.candidates import Engines, Train, Trained, Trainee, best_of, train_until
 from coterie.experiment.tuning.halving import Rung, rounds_trained
 from coterie.experiment.tuning.journal import Entry, Point, SearchFolder
 from coterie.experiment.tuning.propose import SPREAD, Tried, importances, propose
@@ -160,7 +160,12 @@ def apply(setup: Setup, values: Values) -> Setup:
 
 
 def run_search(
-    search: MethodSearch, folder: SearchFolder, done: Sequence[Entry], tell: Progress, choices: Choices
+    search: MethodSearch,
+    folder: SearchFolder,
+    done: Sequence[Entry],
+    tell: Progress,
+    choices: Choices,
+    train: Train | None = None,
 ) -> None:
     """Do what is not done yet of a method's search.
 
@@ -170,6 +175,7 @@ def run_search(
         done: the entries of this method that the journal has.
         tell: receives a "round" for each candidate and rung, numbered by the rounds trained so far.
         choices: engines chosen for other methods.
+        train: trains candidates; by default in this process.
     """
     known = {(entry.candidate, entry.rung): entry for entry in done}
     total = rounds_trained(search.rungs)
@@ -178,9 +184,9 @@ def run_search(
     finished = _rounds_done(search, done)
     tell.start(search.label, finished, total)
 
-    def train(numbers: Sequence[int], rung: int) -> None:
+    def go_on(numbers: Sequence[int], rung: int) -> None:
         nonlocal finished
-        for news in _train(search, numbers, rung, known, folder, setup_of, engines):
+        for news in _train(search, numbers, rung, known, folder, setup_of, engines, train or train_until):
             finished += news["rounds"]
             tell.round({**news, "round": finished}, search.metric)
 
@@ -193,7 +199,7 @@ def run_search(
                 pending = [each.values for each in search.candidates[numbers[0] :]]
                 values = entry.values if entry else _values(search, number, tried, pending)
                 search.candidates.append(Candidate(number, values))
-            train(numbers, 0)
+            go_on(numbers, 0)
         for rung in range(1, len(search.rungs)):
             leaders = search.leaders(rung - 1)
             promoted = [each.number for each in leaders[: search.rungs[rung].candidates]]
@@ -205,7 +211,7 @@ def run_search(
                 f"{search.rungs[rung - 1].rounds}; the best so far has {in_words(best.values)}"
             )
             for start in range(0, len(promoted), AT_ONCE):
-                train(promoted[start : start + AT_ONCE], rung)
+                go_on(promoted[start : start + AT_ONCE], rung)
     finally:
         tell.stop()
 
@@ -224,6 +230,7 @@ def _train(
     folder: SearchFolder,
     setup_of: Callable[[int], Setup],
     engines: Engines,
+    train: Train,
 ) -> list[dict[str, Any]]:
     """Do a rung of some candidates, unless the journal has it; return news of those that were trained."""
     begun, until = search.rungs[rung - 1].rounds if rung else 0, search.rungs[rung].rounds
@@ -231,7 +238,7 @@ def _train(
     # If a stop has left the lines of some of them, all are trained again: others at their side would round differently.
     alive = [number for number in numbers if not search.candidates[number].diverged] if missing else []
     trainees = [_trainee(search, number, begun, folder, setup_of) for number in alive]
-    done = train_until(trainees, until, engines, keep=rung + 1 < len(search.rungs)) if trainees else []
+    done = train(trainees, until, engines, keep=rung + 1 < len(search.rungs)) if trainees else []
     results = dict(zip(alive, done, strict=True))
     made = []
     for number in missing:

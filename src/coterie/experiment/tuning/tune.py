@@ -24,7 +24,7 @@ from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials, run_trials
 from coterie.experiment.several.compare_runs import compare_runs
 from coterie.experiment.several.comparison import Comparison
-from coterie.experiment.tuning.candidates import without_test
+from coterie.experiment.tuning.candidates import Train, without_test
 from coterie.experiment.tuning.halving import rounds_trained, rungs_of
 from coterie.experiment.tuning.journal import SearchFolder
 from coterie.experiment.tuning.propose import require_optuna
@@ -265,14 +265,16 @@ def run_tuning(
     return Tuning(searches, best, comparison, out)
 
 
-def run_searches(searches: Searches, path: Path, tell: Progress, choices: Choices | None = None) -> None:
+def run_searches(
+    searches: Searches, path: Path, tell: Progress, choices: Choices | None = None, train: Train | None = None
+) -> None:
     """Search all methods, one after another; what the journal in `path` has is not done again."""
     folder = SearchFolder(path)
     done = by_method(folder.begin(searches.about()))
     choices = choices or Choices(methods=len(searches.methods))
     for label, search in searches.methods.items():
         if not search.candidates:
-            run_search(search, folder, done.get(label, []), tell, choices)
+            run_search(search, folder, done.get(label, []), tell, choices, train)
     folder.finish()
 
 
