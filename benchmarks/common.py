@@ -2,10 +2,11 @@
 
     COTERIE_DATA=... python benchmarks/common.py [--quick] [--only NAME] [--methods NAMES] [--page] [--cache FOLDER]
 
-Every method of `METHODS`, `local` included, is tuned in the same way: it runs with each of `STEP_SIZES` on the first
-seed, and with the one that is better on validation data on the others too. All else are its own defaults. The result of
-each method on each federation is kept under --cache (by default build/common), named by its settings and by the code of
-the method's file: started again, the script only runs what is missing or has changed. After a change elsewhere that
+Every method of `METHODS`, `local` included, is tuned by the same search as in `coterie tune`, with `TRIALS` candidates:
+step sizes and the method's own hyper-parameters, on the validation examples of the first seed. What was chosen runs on
+all seeds, which have the same splits, so that no test example was in the search. The result of each method on each
+federation is kept under --cache (by default build/common), named by its settings and by the code of the method's file:
+started again, the script only runs what is missing or has changed. After a change elsewhere that
 changes results, delete the folder or, for a part that few methods use, their files in it. --page runs nothing.
 docs/benchmark.md is written from what was measured, never by hand; what is said there about single methods comes from
 benchmarks/common.toml. It is no part of `make bench`: time is shown, but nothing depends on it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import hashlib
 import json
 import statistics
@@ -30,37 +32,37 @@ import numpy as np
 from defaults import ROOT, Case, fingerprint
 from numpy.typing import NDArray
 
-import coterie
-from coterie import SGD, CoterieError
+from coterie import CoterieError
 from coterie.evaluation.metrics import mean
+from coterie.experiment.several.compare import prepare_trials, run_trials
+from coterie.experiment.tuning.space import in_words
+from coterie.experiment.tuning.tune import given_names, run_tuning, searches_of, tuned
 from coterie.methods import METHODS
 from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
 
 SEEDS = (0, 1, 2)
-STEP_SIZES = (0.02, 0.1)
-PARTITIONS = {"Dirichlet 0.1": "dirichlet:0.1:share=0.07", "2 classes each": "classes:2:each=100"}
-MODELS: Mapping[str, dict[str, Any]] = {
-    "784-100-10": {"model": "dnn", "rounds": 30, "batch_size": 10},
-    "CNN": {"model": "lenet", "rounds": 20, "batch_size": 10},
-}
+TRIALS = 9  # candidates of each method
+PARTITIONS = {"2 classes each": "classes:2:each=50", "Dirichlet 0.1": "dirichlet:0.1:share=0.03"}
+MODELS = {"784-100-10": "dnn", "CNN": "lenet"}
+SCHEDULE: Mapping[str, Any] = {"rounds": 27, "local_epochs": 2, "batch_size": 10, "evaluate_every": 3}
+SPLIT: Mapping[str, Any] = {"validation": 0.2, "test": 0.6}  # few examples to train on, so that others can help
 SAME = 1e-9  # two methods whose scores differ by less are equal to the digit
 FAR = 0.05  # below local by more than this is said
 NOTES = Path(__file__).with_name("common.toml")
 
 
 def cases() -> tuple[Case, ...]:
-    """Return the four federations with their schedules."""
+    """Return the four federations."""
     return tuple(
         Case(
             f"{kind}, {model}",
-            f"20 clients, `--partition {partition}`, `--model {schedule['model']}`, {schedule['rounds']} rounds of 1 "
-            f"epoch, minibatches of {schedule['batch_size']}",
+            f"20 clients, `--partition {partition} --model {name}`",
             "accuracy",
-            {"data": "fashion-mnist", "clients": 20, "partition": partition, "local_epochs": 1, **schedule},
+            {"data": "fashion-mnist", "clients": 20, "partition": partition, "model": name, **SCHEDULE, **SPLIT},
             "fashion-mnist",
         )
-        for model, schedule in MODELS.items()
+        for model, name in MODELS.items()
         for kind, partition in PARTITIONS.items()
     )
 
@@ -77,7 +79,7 @@ def code(method: str) -> str:
 
 def kept_in(cache: Path, case: Case, method: str, seeds: Sequence[int], quick: bool) -> Path:
     """Return the file of a method's result on a federation."""
-    name = fingerprint(case, method, seeds, quick) + code(method) + str(STEP_SIZES)
+    name = fingerprint(case, method, seeds, quick) + code(method) + str(TRIALS)
     return cache / f"{method}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
@@ -104,52 +106,38 @@ def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: b
     kept = kept_in(cache, case, method, seeds, quick)
     if not kept.exists():
         begun = time.process_time()
-        found = {"method": method, "case": case.name, **tuned(case, method, seeds, quick)}
+        found = {"method": method, "case": case.name, **tune_and_run(case, method, seeds, quick)}
         spent = f"{time.process_time() - begun:.0f} s of processor time"
         print(f"{case.name}: {method}: {found.get('failed', spent)}", file=sys.stderr, flush=True)
         files.write_json(kept, found)
     return read(kept)
 
 
-def tuned(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[str, Any]:
-    """Run a method with each step size on the first seed, and with the better one on all."""
-    settings = {**case.settings, "select": case.metric, "evaluate_every": 5, "report": False, "workers": 1}
+def tune_and_run(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[str, Any]:
+    """Search a method's settings on the first seed, and run what is best there on all."""
+    settings = {**case.settings, "select": case.metric, "report": False, "workers": 1, "split_seed": seeds[0]}
     if quick:
         settings |= {"rounds": 2, "evaluate_every": 1, "local_steps": 2}
         settings.pop("local_epochs")
-    found: dict[str, Any] = {"validation": {}}
-    best, clocks = float("-inf"), dict[float, Clock]()
+    prepared = prepare_trials([method], seeds, **settings)
+    searches = searches_of(prepared, 2 if quick else TRIALS, {}, given_names(settings))
     with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
-
-        def compare(size: float, seeds: Sequence[int], progress: Clock | None = None) -> coterie.Comparison:
-            cls: Any = METHODS[method]
-            trial = {method: cls(optimizer=SGD(size))}
-            return coterie.compare(trial, seeds, out=Path(scratch) / str(size), progress=progress, **settings)
-
         try:
-            for size in STEP_SIZES:
-                clocks[size] = Clock()
-                try:
-                    compare(size, seeds[:1], clocks[size])
-                except CoterieError as error:  # it diverged, say
-                    found["failed"] = str(error)
-                    continue
-                folder = RunFolder(Path(scratch) / str(size) / f"{method}-seed{seeds[0]}")
-                records = folder.read_rounds(settings["rounds"])
-                scored = [mean(each["validation"][case.metric]) for each in records if "validation" in each]
-                found["validation"][str(size)] = max(scored)
-                if max(scored) > best:
-                    best, found["lr"] = max(scored), size
-                    found["bytes"] = float(np.mean([each["bytes_up"] + each["bytes_down"] for each in records]))
-            if "lr" in found:
-                found.pop("failed", None)
-                compared = compare(found["lr"], seeds)  # the first seed is there already
-                found["seconds"] = clocks[found["lr"]].typical()
-                found["scores"] = compared.scores(method).tolist()
-                found["worst_tenth"] = compared.fairness(method)["worst_decile"]
+            found = run_tuning(searches, Path(scratch) / "search", test=False, report=False)
+            chosen, clock, runs = tuned(prepared, found), Clock(), Path(scratch) / "runs"
+            run_trials(dataclasses.replace(chosen, seeds=tuple(seeds[:1])), runs, progress=clock)
+            compared = run_trials(chosen, runs)  # the first seed is there already
         except CoterieError as error:
-            found["failed"] = str(error)
-    return found
+            return {"failed": str(error)}
+        records = RunFolder(runs / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
+    return {
+        "values": found.values(method),
+        "validation": found.validation(method),
+        "scores": compared.scores(method).tolist(),
+        "worst_tenth": compared.fairness(method)["worst_decile"],
+        "bytes": float(np.mean([each["bytes_up"] + each["bytes_down"] for each in records])),
+        "seconds": clock.typical(),
+    }
 
 
 def read(kept: Path) -> dict[str, Any] | None:
@@ -173,7 +161,7 @@ def line(method: str, found: Mapping[str, Any] | None, local: Mapping[str, Any],
     share = "" if method == "local" else f"{100 * float((per_client > per_client_alone).mean()):.0f} %"
     spread = float(np.std(means, ddof=1)) if len(means) > 1 else float("nan")
     cells = [
-        f"{found['lr']:g}",
+        in_words(found["values"]),
         f"{100 * mean(means):.1f} ± {100 * spread:.1f}",
         f"{100 * found['worst_tenth']:.1f}",
         gains,
@@ -208,11 +196,10 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
         "# All methods on one benchmark",
         "",
         "Written by `benchmarks/common.py`: not by hand. Every method of the library runs on the same splits of",
-        f"Fashion-MNIST, with {len(SEEDS)} seeds. All were tuned in the same way, `local` included: SGD with the step",
-        f"size of {' and '.join(map(str, STEP_SIZES))} that is better on validation data of the first seed. All else",
-        "are the method's own defaults, also for methods whose papers use other optimisers. Splits are small on",
-        "purpose: a client has 120 examples (2 classes) or about 150 (Dirichlet, very unequal) to train on, so that",
-        "others can help. The CNN is LeNet, since training all methods with the larger `cnn` would take days.",
+        f"Fashion-MNIST, with {len(SEEDS)} seeds, for {SCHEDULE['rounds']} rounds of {SCHEDULE['local_epochs']} epochs",
+        f"with minibatches of {SCHEDULE['batch_size']}. All were tuned in the same way, `local` included: {TRIALS}",
+        "candidates each, as `coterie tune` searches them, on validation data of the first seed. All seeds have its",
+        "splits. The optimiser is SGD, also for methods whose papers use others.",
         "",
         "Where clients have so few classes, each one's own problem is easy: training alone is hard to beat here, and",
         "gains near 0 say that a method does no harm. [defaults.md](defaults.md) has federations where others help.",
