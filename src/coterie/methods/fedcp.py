@@ -20,7 +20,7 @@ A client deploys the shared body with its own head, the server's, and the shared
 the own head and lam is 0, it is FedPer, and if it gives everything to the server's, no head is trained (tested). The
 head must be linear and the last layer. A newcomer trains a head, and a gate for itself, on the shared body.
 
-The equations are written from memory of the paper. Details and deviations:
+The equations were compared with what the authors' program computes. Details and deviations:
 - A bias counts as the weight of one more feature that is always 1, of which each head gets its mean share of the
   others. So two equal heads predict what one does, whatever the gate says. The paper adds both biases in full.
 - P_i begins at the W that the client receives when it first takes part, and v_i is that of the present P_i, without a

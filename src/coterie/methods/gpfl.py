@@ -17,7 +17,7 @@ p_ik is the share of class k among the client's examples. Conditions are those o
 A client deploys the shared body and its own head, with gamma and beta of its condition. A valve with gamma = beta = 0
 is relu(z). The head must be linear and the last layer. A newcomer trains a head on the shared body.
 
-The equations are written from memory of the paper. Details and deviations:
+The equations were compared with what the authors' program computes. Details and deviations:
 - L_ang and L_mag are means over the examples that count; class weights enter into L_P alone. The public implementations
   take the norm of a whole minibatch, which grows with its size.
 - mu is a term of the objective; the public implementations have it as the optimiser's weight decay, which is the same

@@ -24,7 +24,8 @@ Deviations:
   walk. Where that costs more than it gains, a lower `temperature` (a cold posterior) or the optimiser's `weight_decay`
   bounds it.
 - Where only some clients are heard, n is their mean number of examples times the number of all clients.
-- Largest numbers are those of each tensor, in place of the norm of the whole gradient, which rounds most of them to 0.
+- Largest numbers are those of each tensor, in place of its norm, or that of the whole gradient, which round most of
+  them to 0.
 - Buffers are averaged, unquantised and without noise. The fine-tuned model is never sent or kept. A newcomer
   fine-tunes the last w.
 """
