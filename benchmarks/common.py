@@ -2,9 +2,9 @@
 
     COTERIE_DATA=... python benchmarks/common.py [--quick] [--only NAME] [--methods NAMES] [--page] [--cache FOLDER]
 
-Every method of `METHODS`, `local` included, is tuned by the same search as in `coterie tune`, with `TRIALS` candidates:
-step sizes and the method's own hyper-parameters, on the validation examples of the first seed. What was chosen runs on
-all seeds, which have the same splits, so that no test example was in the search. The result of each method on each
+Every method of `METHODS`, `local` included, is tuned in the same way on the validation examples of the first seed: by
+the search of `coterie tune` with `TRIALS` candidates, or by trying `STEP_SIZES` (`tuning`). What was chosen runs on all
+seeds, which have the same splits, so that no test example was in the search. The result of each method on each
 federation is kept under --cache (by default build/common), named by its settings and by the code of the method's file:
 started again, the script only runs what is missing or has changed. After a change elsewhere that
 changes results, delete the folder or, for a part that few methods use, their files in it. --page runs nothing.
@@ -27,7 +27,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,10 @@ from defaults import ROOT, Case, fingerprint
 from numpy.typing import NDArray
 
 import coterie
-from coterie import CoterieError
+from coterie import SGD, CoterieError
 from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import mean
-from coterie.experiment.several.compare import prepare_trials, run_trials
+from coterie.experiment.several.compare import Trials, prepare_trials, run_trials
 from coterie.experiment.tuning.space import in_words, with_values
 from coterie.experiment.tuning.tune import given_names, run_tuning, searches_of, tuned
 from coterie.methods import METHODS
@@ -48,8 +48,14 @@ from coterie.storage.run_folder import RunFolder
 SEEDS = (0, 1, 2)
 TRIALS = 9  # candidates of each method
 PARTITIONS = {"2 classes each": "classes:2:each=50", "Dirichlet 0.1": "dirichlet:0.1:share=0.03"}
-MODELS = {"784-100-10": "dnn", "CNN": "lenet"}
-SCHEDULE: Mapping[str, Any] = {"rounds": 27, "local_epochs": 2, "batch_size": 10, "evaluate_every": 3}
+MODELS: Mapping[str, dict[str, Any]] = {
+    "784-100-10": {"model": "dnn", "rounds": 27, "evaluate_every": 3},
+    "CNN": {"model": "lenet", "rounds": 25, "evaluate_every": 5},
+}
+SCHEDULE: Mapping[str, Any] = {"local_epochs": 2, "batch_size": 10}
+STEP_SIZES = {
+    "lenet": (0.05, 0.15)
+}  # of models that learn too little in the first rounds of a search to be judged then
 SPLIT: Mapping[str, Any] = {"validation": 0.2, "test": 0.6}  # few examples to train on, so that others can help
 SAME = 1e-9  # two methods whose scores differ by less are equal to the digit
 FAR = 0.05  # below local by more than this is said
@@ -61,14 +67,20 @@ def cases() -> tuple[Case, ...]:
     return tuple(
         Case(
             f"{kind}, {model}",
-            f"20 clients, `--partition {partition} --model {name}`",
+            f"20 clients, `--partition {partition} --model {own['model']} --rounds {own['rounds']}`; {tuning(own)}",
             "accuracy",
-            {"data": "fashion-mnist", "clients": 20, "partition": partition, "model": name, **SCHEDULE, **SPLIT},
+            {"data": "fashion-mnist", "clients": 20, "partition": partition, **own, **SCHEDULE, **SPLIT},
             "fashion-mnist",
         )
-        for model, name in MODELS.items()
+        for model, own in MODELS.items()
         for kind, partition in PARTITIONS.items()
     )
+
+
+def tuning(settings: Mapping[str, Any]) -> str:
+    """Return in words how methods are tuned."""
+    sizes = STEP_SIZES.get(settings.get("model", ""))
+    return f"step sizes {' and '.join(map(str, sizes))}" if sizes else f"{TRIALS} candidates as in `coterie tune`"
 
 
 def code(method: str) -> str:
@@ -83,7 +95,11 @@ def code(method: str) -> str:
 
 def kept_in(cache: Path, case: Case, method: str, seeds: Sequence[int], quick: bool) -> Path:
     """Return the file of a method's result on a federation."""
-    name = fingerprint(case, method, seeds, quick) + code(method) + str(TRIALS)
+    name = (
+        fingerprint(case, method, seeds, quick)
+        + code(method)
+        + str(STEP_SIZES.get(case.settings.get("model", ""), TRIALS))
+    )
     return cache / f"{method}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
@@ -117,30 +133,70 @@ def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: b
 
 
 def tune_and_run(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[str, Any]:
-    """Search a method's settings on the first seed, and run what is best there on all."""
+    """Find a method's settings on the first seed, and run what is best there on all."""
     settings = {**case.settings, "select": case.metric, "report": False, "workers": 1, "split_seed": seeds[0]}
     if quick:
         settings |= {"rounds": 2, "evaluate_every": 1, "local_steps": 2}
         settings.pop("local_epochs")
-    prepared = prepare_trials([method], seeds, **settings)
-    searches = searches_of(prepared, 2 if quick else TRIALS, {}, given_names(settings))
+    find = best_step_size if settings.get("model") in STEP_SIZES else search
     with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
         try:
-            found = run_tuning(searches, Path(scratch) / "search", test=False, report=False)
-            chosen, clock, runs = tuned(prepared, found), Clock(), Path(scratch) / "runs"
-            run_trials(dataclasses.replace(chosen, seeds=tuple(seeds[:1])), runs, progress=clock)
-            compared = run_trials(chosen, runs)  # the first seed is there already
+            chosen = find(method, seeds, settings, Path(scratch), quick)
+            compared = run_trials(dataclasses.replace(chosen.trials, seeds=tuple(seeds)), chosen.folder)
         except CoterieError as error:
             return {"failed": str(error)}
-        records = RunFolder(runs / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
+        records = RunFolder(chosen.folder / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
     return {
-        "values": found.values(method),
-        "validation": found.validation(method),
+        "values": chosen.values,
+        "validation": chosen.validation,
         "scores": compared.scores(method).tolist(),
         "worst_tenth": compared.fairness(method)["worst_decile"],
         "bytes": float(np.mean([each["bytes_up"] + each["bytes_down"] for each in records])),
-        "seconds": clock.typical(),
+        "seconds": chosen.seconds,
     }
+
+
+class Chosen(NamedTuple):
+    """The settings of a method that are best on the first seed, which has been run with them."""
+
+    values: dict[str, Any]
+    validation: float
+    trials: Trials
+    folder: Path  # with the run of the first seed
+    seconds: float
+
+
+def search(method: str, seeds: Sequence[int], settings: dict[str, Any], scratch: Path, quick: bool) -> Chosen:
+    """Search step sizes and the method's own hyper-parameters."""
+    prepared = prepare_trials([method], seeds, **settings)
+    searches = searches_of(prepared, 2 if quick else TRIALS, {}, given_names(settings))
+    found = run_tuning(searches, scratch / "search", test=False, report=False)
+    trials, clock, folder = tuned(prepared, found), Clock(), scratch / "runs"
+    run_trials(dataclasses.replace(trials, seeds=tuple(seeds[:1])), folder, progress=clock)
+    return Chosen(found.values(method), found.validation(method), trials, folder, clock.typical())
+
+
+def best_step_size(method: str, seeds: Sequence[int], settings: dict[str, Any], scratch: Path, quick: bool) -> Chosen:
+    """Run a method, as it is, with each step size."""
+    found, failed = list[Chosen](), list[CoterieError]()
+    for size in STEP_SIZES[settings["model"]]:
+        cls: Any = METHODS[method]
+        trials, clock, folder = (
+            prepare_trials({method: cls(optimizer=SGD(size))}, seeds, **settings),
+            Clock(),
+            scratch / str(size),
+        )
+        try:
+            run_trials(dataclasses.replace(trials, seeds=tuple(seeds[:1])), folder, progress=clock)
+        except CoterieError as error:  # it diverged, say
+            failed.append(error)
+            continue
+        records = RunFolder(folder / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
+        best = max(mean(each["validation"][settings["select"]]) for each in records if "validation" in each)
+        found.append(Chosen({"lr": size}, best, trials, folder, clock.typical()))
+    if not found:
+        raise failed[0]
+    return max(found, key=lambda each: each.validation)
 
 
 def explained(case: Case, method: str, found: dict[str, Any], alone: float, kept: Path, quick: bool) -> None:
@@ -226,10 +282,11 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
         "# All methods on one benchmark",
         "",
         "Written by `benchmarks/common.py`: not by hand. Every method of the library runs on the same splits of",
-        f"Fashion-MNIST, with {len(SEEDS)} seeds, for {SCHEDULE['rounds']} rounds of {SCHEDULE['local_epochs']} epochs",
-        f"with minibatches of {SCHEDULE['batch_size']}. All were tuned in the same way, `local` included: {TRIALS}",
-        "candidates each, as `coterie tune` searches them, on validation data of the first seed. All seeds have its",
-        "splits. The optimiser is SGD, also for methods whose papers use others.",
+        f"Fashion-MNIST, with {len(SEEDS)} seeds, in rounds of {SCHEDULE['local_epochs']} epochs with minibatches of",
+        f"{SCHEDULE['batch_size']}. All were tuned in the same way, `local` included, on validation data",
+        "of the first seed: 784-100-10 by the search of `coterie tune`, the step size and the method's own",
+        "hyper-parameters; the CNN, which learns too slowly to be judged after a search's first rounds, by trying",
+        "two step sizes. All seeds have the splits of the first. The optimiser is SGD, also where papers use others.",
         "",
         f"Of a client's examples, {SPLIT['test']:.0%} are for testing and {SPLIT['validation']:.0%} for validation, so",
         "that about 20 are left to train on, few enough that others can help: with more, there is little to gain where",
