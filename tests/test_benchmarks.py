@@ -323,6 +323,19 @@ def test_the_common_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "digits: left out, there is no result of local and fedavg: run it first" in capsys.readouterr().err
 
 
+def test_the_common_benchmark_tries_step_sizes_where_it_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = load("common")
+    case = common.Case("digits", "", "accuracy", {"data": "digits", "model": "linear", "local_epochs": 1})
+    assert common.tuning(case.settings) == "9 candidates as in `coterie tune`"
+    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e-6, 0.5, 1e38)})
+    assert common.tuning(case.settings) == "step sizes 1e-06 and 0.5 and 1e+38"
+    found = common.tune_and_run(case, "fedavg", (0,), True)
+    assert found["values"] == {"lr": 0.5}, "the one that diverges is passed over"
+    assert np.array(found["scores"]).shape == (1, 10)
+    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e38,)})
+    assert "diverged" in common.tune_and_run(case, "fedavg", (0,), True)["failed"]
+
+
 def test_a_result_far_below_local_is_told_with_what_it_is_among_own_classes() -> None:
     common = load("common")
     # Of three classes, the first client has two and the other one: masked, one and two of theirs are right.

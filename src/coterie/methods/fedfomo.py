@@ -100,6 +100,7 @@ class FedFomo(Method[Server, Client, Any, Addressed]):
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"models": 1, "epsilon": 0.45, "decay": 0.0},
         {"models": 1, "epsilon": 0.0, "withheld": 0.3},
+        {"models": 1, "epsilon": 0.5, "decay": 0.4, "withheld": 0.3},  # of which 0.1 is left in the second round
     )
 
     @property
