@@ -102,7 +102,7 @@ class Config(BaseModel):
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
     robust: str | None = Field(
-        None, description="average robustly: median, trimmed:0.2, krum:1, geometric-median, clip:auto"
+        None, description="average robustly: median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto"
     )
     holdout: float = Field(
         0.0, ge=0, lt=1, description="share of the clients that are kept out, and onboarded at the end"

@@ -12,7 +12,7 @@ import pytest
 import coterie
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.core.toml import read_toml
-from coterie.experiment.run import Silent
+from coterie.experiment.progress import Silent
 from coterie.experiment.tuning import propose, search
 from coterie.experiment.tuning.halving import Rung
 from coterie.experiment.tuning.journal import Point
