@@ -130,6 +130,21 @@ def test_with_probability_epsilon_they_are_drawn_at_random():
     assert sum(4 in each for each in sent) / draws == pytest.approx(0.25, abs=0.04)
 
 
+def test_the_chance_of_random_models_falls_with_each_round():
+    method, state = FedFomo(models=2, epsilon=0.3, decay=0.1), server([0.0, 9.0, 8.0, 7.0, 6.0], [True] * 5)
+    shares = []
+    for number in range(4):
+        now, rngs = state._replace(round=torch.tensor(number)), (torch_generator(k) for k in range(1500))
+        down = (method.dispatch(now, torch.tensor([0]), rng).models.owners[0].tolist() for rng in rngs)
+        shares.append(sum(set(owners) != {1, 2} for owners in down) / 1500)
+    assert shares == pytest.approx([0.3 * 5 / 6, 0.2 * 5 / 6, 0.1 * 5 / 6, 0.0], abs=0.03)
+    assert shares[-1] == 0.0
+    sim = simulation(EVERYBODY, steps=1)
+    for number in (1, 2):
+        sim.train(number, STACKED)
+    assert int(sim.state.server.round) == 2
+
+
 def test_equal_affinities_are_in_random_order():
     method, state = FedFomo(models=1, epsilon=0.0), server([0.0] * 5, [True] * 5)
     sent = [int(method.dispatch(state, torch.tensor([0]), torch_generator(k)).models.owners[0, 0]) for k in range(400)]

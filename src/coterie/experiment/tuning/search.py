@@ -89,16 +89,17 @@ class MethodSearch:
 
     @property
     def chosen(self) -> Candidate:
-        """The best candidate of the last rung.
+        """The best candidate of the last rung; if all of them diverged there, the best of the rung before, and so on.
 
         Raises:
             CoterieError: none of them could be trained.
         """
-        first = next(iter(self.leaders(len(self.rungs) - 1)), None)
-        if first is None or math.isinf(self.rank(first, -1)[0]):
-            why = next((each.diverged for each in self.candidates if each.diverged), "no validation score is defined")
-            raise CoterieError(f"{self.label}: none of {len(self.candidates)} candidates could be trained ({why})")
-        return first
+        for rung in range(len(self.rungs) - 1, -1, -1):
+            first = next(iter(self.leaders(rung)), None)
+            if first is not None and not math.isinf(self.rank(first, rung)[0]):
+                return first
+        why = next((each.diverged for each in self.candidates if each.diverged), "no validation score is defined")
+        raise CoterieError(f"{self.label}: none of {len(self.candidates)} candidates could be trained ({why})")
 
     def best(self, candidate: Candidate) -> Point | None:
         """Return the best point of a candidate; None if it has none."""
