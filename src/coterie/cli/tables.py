@@ -45,6 +45,8 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         if result.references:
             say(console, references_sentence(result, result.references))
     print_take_home(console, result, quiet=quiet)
+    if result.budget and not quiet:
+        say(console, f"{result.budget.sentence()}")
     if result.onboarded:
         show(console, onboarded_table(result.onboarded))
     if bmta:

@@ -194,7 +194,8 @@ def noise_like(guard: Guard, key: Tensor, like: Params, draw: Tensor | int) -> P
     """Return standard normal numbers with the names and shapes of `like`."""
     if guard.entropy == "system":
         return {name: system_normals(leaf) for name, leaf in like.items()}
-    return rng.normals((key ^ _NOISE) + draw * rng.ROUND_STEP, like)
+    apart = draw * rng.ROUND_STEP if isinstance(draw, Tensor) else draw * rng.ROUND_STEP % 2**62
+    return rng.normals((key ^ _NOISE) + apart, like)
 
 
 def system_normals(like: Tensor) -> Tensor:

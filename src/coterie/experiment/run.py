@@ -282,7 +282,7 @@ def execute(
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
-    sim.heard = config.clients_heard
+    sim.heard, sim.shares = config.clients_heard, setup.shares
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
@@ -310,7 +310,7 @@ def execute(
                     found = sim.evaluate(number, engine)
                     scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
                     score = score_of(setup.metric, config.average, scores)
-                    if best is None or better(score, standing):
+                    if best is None or config.takes_last or better(score, standing):
                         best, kept, standing = number, sim.state, score
             record = _record(number, outcome, federation) | scores
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
@@ -349,6 +349,7 @@ def execute(
         both,
         kept.server,
         validation,
+        budget=setup.budget,
     )
     if folder:
         folder.write_predictions(predictions)
@@ -464,7 +465,7 @@ def local_like(method: AnyMethod) -> AnyMethod:
     """Return local training with the optimiser of `method`."""
     from coterie.methods import Local
 
-    optimizer = getattr(method, "optimizer", None)
+    optimizer = getattr(getattr(method, "optimizer", None), "unguarded", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 

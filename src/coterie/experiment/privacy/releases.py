@@ -6,6 +6,7 @@ carry back as it was. So the accountant counts what a method does, and not what 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from coterie.core import tree
-from coterie.core.backend import using
+from coterie.core.backend import current, using
 from coterie.core.batches import Batches
 from coterie.core.errors import ConfigError
 from coterie.core.method import Population
+from coterie.core.plain import Plain
 from coterie.core.privacy import GRADIENT, SUM, listening
 from coterie.core.task import Task
 from coterie.data.federation import Federation
@@ -72,15 +74,23 @@ def count_releases(
     Returns:
         How many minibatches have how many private gradients; and how many other sums are released.
     """
+    counting = Counting()
+    with using(counting), listening() as told:
+        message_of(method, task, federation, plan, client, clients)
+    sums = [each.stamp for each in told if each.what == SUM]
+    assert len({*sums}) == len(sums), "two sums with the same noise"
+    return dict(Counter(counting.gradients.values())), len(sums)
+
+
+def message_of(
+    method: AnyMethod, task: Task, federation: Federation, plan: Plan, client: int, clients: int
+) -> Any:
+    """Return a message of one client before it has learned anything; for the arguments, see `count_releases`."""
     params = task.init()
     people = Population(clients, clients, task, torch.arange(clients))
     server = method.init_server(params, people)
     down = tree.rows(method.dispatch(server, torch.tensor([0]), torch.Generator().manual_seed(0)), 0)
     drawn: Any = draw(federation, [client], plan, seed=0, purpose="count", round=0)
     batches = Batches(drawn.x, drawn.y, *tree.rows(drawn[2:], 0))
-    counting = Counting()
-    with using(counting), listening() as told:
-        method.local_update(task, method.init_client(params), down, batches)
-    sums = [each.stamp for each in told if each.what == SUM]
-    assert len({*sums}) == len(sums), "two sums with the same noise"
-    return dict(Counter(counting.gradients.values())), len(sums)
+    with using(Counting()) if isinstance(current(), Plain) else contextlib.nullcontext():
+        return method.local_update(task, method.init_client(params), down, batches)[1]
