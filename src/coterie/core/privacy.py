@@ -168,7 +168,7 @@ def clipped_sum(each: Params, clip: float, weight: Tensor) -> Params:
         clip: C; infinite for no clipping.
         weight: [examples], 0 or 1.
     """
-    flat = {name: leaf.flatten(1) for name, leaf in each.items()}
+    flat = {name: leaf.reshape(len(leaf), -1) for name, leaf in each.items()}
     largest = torch.stack([leaf.abs().amax(1) for leaf in flat.values()]).amax(0)
     finite = torch.isfinite(largest) & (weight > 0)
     scale = torch.where(finite, largest, 1.0).clamp_min(torch.finfo(largest.dtype).tiny)  # squares do not overflow

@@ -134,8 +134,10 @@ def minimise(
 
     zero = torch.zeros((), device=batches.mask.device)
     start: tuple[Any, ...] = (params, rest, optimizer.init(begin), zero, zero)
+    if guard is not None:  # a step's number tells its noise from that of others with the same minibatch
+        start = (*start, torch.zeros_like(batches.key[0, 0]))
     aux = (anchor, step_size) if guard is None else (anchor, step_size, guard.lot(batches))
-    params, rest, _, total, seen = scan(step, start, aux, batches)
+    params, rest, _, total, seen, *_ = scan(step, start, aux, batches)
     return params, rest, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
 
 
@@ -264,7 +266,7 @@ def mean_loss(
     zero = torch.zeros((), device=batches.mask.device)
     total, seen = scan(step, (zero, zero), params, batches.merged(EVALUATION_BATCH))
     if guard is not None:
-        total = privacy.noisy_sum(guard, total, most, batches.key[0, 0], draw)
+        total = privacy.noisy_sum(guard, total, most, batches.key[0, 0], draw).clamp_min(0)
     mean: Tensor = total / seen.clamp_min(MIN_TOTAL_WEIGHT)
     return mean
 

@@ -87,17 +87,32 @@ def install(
     return Installed(method, shares, found)
 
 
-def with_system_noise(installed: Installed) -> Installed:
-    """Return the same with noise from the operating system, which nobody can foretell, and nobody repeat."""
-    optimizer = getattr(installed.method, "optimizer", None)
-    method, shares = installed.method, installed.shares
+def at_site(config: Any, method: AnyMethod, task: Task, own: Federation, plan: Plan) -> Installed:
+    """Make a method private at a site on its own machine, which finds the noise for its own number of examples.
+
+    Noise is from the operating system: nobody can foretell it, or draw it again. The server may ask for the site in
+    every round, so all rounds count.
+    """
+    made = install(config, method, task, own, [config.rounds], plan)
+    optimizer, shares = getattr(made.method, "optimizer", None), made.shares
+    method = made.method
     if isinstance(optimizer, Private):
         guard = dataclasses.replace(optimizer.own_guard, entropy="system")
         method = budget.with_optimizer(method, Private(optimizer.inner, guard))
-    if shares is not None:
-        clips_only = shares.level == "site-central"
-        shares = dataclasses.replace(shares, entropy="system", clips_only=clips_only)
-    return Installed(method, shares, installed.budget)
+    if shares is not None:  # centrally, the server adds the noise
+        shares = dataclasses.replace(shares, entropy="system", clips_only=shares.level == "site-central")
+    return Installed(method, shares, made.budget)
+
+
+def at_server(config: Any, method: AnyMethod, task: Task, federation: Federation, plan: Plan) -> Installed:
+    """Return what a server on its own machine does to the messages of sites, if anything, and what sites spend."""
+    names = federation.names
+    made = install(config, method, task, federation, [config.rounds] * len(names), plan)
+    shares, found = made.shares, made.budget
+    if found is not None and found.level == "record" and config.epsilon is not None and config.noise is None:
+        found = dataclasses.replace(found, epsilons=dict.fromkeys(names, config.epsilon))  # each finds its own noise
+    central = shares is not None and shares.level == "site-central"
+    return Installed(method, dataclasses.replace(shares, entropy="system") if shares and central else None, found)
 
 
 def rounds_of_each(config: Any, names: Sequence[str]) -> list[int]:

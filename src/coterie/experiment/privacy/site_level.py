@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import rng, tree
+from coterie.core.method import EXAMPLE_COUNT_NAMES
 from coterie.core.privacy import ROUNDING, system_normals
 from coterie.core.tree import Tree
 from coterie.methods.fields import AnyMethod
@@ -74,6 +75,10 @@ class Shares:
             value = ups if part.name == ALL else getattr(ups, part.name)
             keys = [rng.seed_of(seed, "site noise", round, name, place) >> 2 for name in names]
             new[part.name] = self._protected(value, part, sent if part.from_sent else {}, keys, noise)
+            if part.name == "log_weight":
+                new[part.name] = new[part.name].clamp_max(0)  # as it is without noise
+            elif part.name in EXAMPLE_COUNT_NAMES:
+                new[part.name] = new[part.name].clamp(0, 1)  # of a class, whether there is one
         if ALL in new:
             return new[ALL]
         weights = {

@@ -93,7 +93,8 @@ def _kind(setup: Setup) -> tuple[Any, ...]:
     """Return what else must be equal for stacking: the shapes of inputs, targets and minibatches."""
     federation = setup.federation
     width = min(setup.config.batch_size, max(len(split.train) for split in federation.clients.values()))
-    return width, *((part.shape[1:], part.dtype) for part in (federation.x, federation.y))
+    guard = getattr(getattr(setup.method, "optimizer", None), "guard", None)  # its noise is part of the steps
+    return width, guard, *((part.shape[1:], part.dtype) for part in (federation.x, federation.y))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -381,16 +382,17 @@ def _joined(parts: list[Rows], order: Tensor) -> Rows:
     index, key = (_end_to_end([getattr(b, name) for b in each])[order] for name in ("index", "key"))
     mask = _end_to_end([b.mask for b in each], filled=0.0)[order]
     count = torch.cat([b.count for b in each])[order]
-    out = [b.withheld for b in each if b.withheld]
-    withheld = (
-        Withheld(
-            _end_to_end([part.index for part in out])[order],
-            _end_to_end([part.mask for part in out], filled=0.0)[order],
-        )
-        if out
-        else ()
-    )
-    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld)
+    withheld, everyone = (_joined_apart([getattr(b, name) for b in each], order) for name in ("withheld", "everyone"))
+    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld, everyone)
+
+
+def _joined_apart(parts: Sequence[Withheld | tuple[()]], order: Tensor) -> Withheld | tuple[()]:
+    """Return the minibatches that several runs have beside those of training as one; nothing if they have none."""
+    found = [part for part in parts if isinstance(part, Withheld)]
+    if not found:
+        return ()
+    mask = _end_to_end([part.mask for part in found], filled=0.0)[order]
+    return Withheld(_end_to_end([part.index for part in found])[order], mask)
 
 
 def _end_to_end(leaves: Sequence[Tensor], filled: float | None = None) -> Tensor:
