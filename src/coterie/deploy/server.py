@@ -8,6 +8,7 @@ which each site writes its model to its own disk.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -123,7 +124,8 @@ class Rounds:
             raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
         metric = config.select or default_metric(facts.classes)
         config = config.model_copy(update={"select": metric})
-        made = at_server(config, method, task, federation, facts.plan(config))
+        shapes = dataclasses.replace(federation, x=facts.blank(1))
+        made = at_server(config, method, task, shapes, facts.plan(config))
         setup = Setup(config, method, federation, task, metric, peers, shares=made.shares, budget=made.budget)
         keys = rng.keys_of(federation.names)
         people = Population(facts.size, facts.audience, task, keys, seed=rng.server_seed(config.seed))

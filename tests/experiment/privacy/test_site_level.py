@@ -60,10 +60,12 @@ def test_local_noise_is_in_every_message_and_central_noise_right_in_their_mean()
 def test_every_part_has_its_clip_and_weights_that_depend_on_losses_are_parts():
     theta = {"w": torch.zeros(1, 2)}
     up = Up(theta, torch.tensor([-80.0]), {}, torch.tensor([9.0]))
-    names = {part.name: part.clip for part in parts_of(FedMAP(weighting="omega"), up, 1.0, 5.0, 7.0)}
+    one = Up({"w": torch.zeros(2)}, torch.tensor(-80.0), {}, torch.tensor(9.0))
+    names = {part.name: part.clip for part in parts_of(FedMAP(weighting="omega"), one, 1.0, 5.0, 7.0)}
     assert names == {"theta": 1.0, "log_weight": 7.0}
     assert [part.name for part in parts_of(FedMAP(), up, 1.0, 5.0, 7.0)] == ["theta"]
-    found = Shares("site-local", parts_of(FedMAP(weighting="omega"), up, 1.0, 5.0, 7.0), 0.0).apply(0, 1, ["a"], theta, up)
+    parts = parts_of(FedMAP(weighting="omega"), one, 1.0, 5.0, 7.0)
+    found = Shares("site-local", parts, 0.0).apply(0, 1, ["a"], theta, up)
     assert float(found.log_weight) == pytest.approx(-7, rel=1e-4)
     assert float(Shares("site-local", parts_of(FedMAP(), up, 1, 5, 7), 0.0).apply(0, 1, ["a"], theta, up).log_weight) == 0
     change = Corrected({"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)})
