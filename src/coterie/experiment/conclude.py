@@ -10,7 +10,7 @@ import numpy as np
 from coterie.core import tree
 from coterie.engine.fork_jobs import DoJobs
 from coterie.evaluation.fairness import spread
-from coterie.evaluation.metrics import AVERAGES, METRICS, average
+from coterie.evaluation.metrics import METRICS, average
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home import adopt

@@ -113,7 +113,9 @@ class Config(BaseModel):
     noise: float | None = Field(None, ge=0, description="for privacy: the noise itself, relative to the clip")
     clip: float = Field(1.0, gt=0, description="for privacy: most that one gradient, or one site's change, may weigh")
     clip_features: float = Field(5.0, gt=0, description="for privacy: the longest that features may be in class means")
-    clip_loss: float = Field(5.0, gt=0, description="for privacy: the largest loss of an example, where losses are told")
+    clip_loss: float = Field(
+        5.0, gt=0, description="for privacy: the largest loss of an example, where losses are told"
+    )
     holdout: float = Field(
         0.0, ge=0, lt=1, description="share of the clients that are kept out, and onboarded at the end"
     )

@@ -30,10 +30,10 @@ from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.privacy import lot_of
 from coterie.core.scan import scan
 from coterie.core.search import UNSEARCHED
 from coterie.core.task import Task
-from coterie.core.privacy import lot_of
 from coterie.core.training import gradient, private_gradient
 from coterie.core.tree import Params
 

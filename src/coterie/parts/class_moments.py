@@ -117,7 +117,9 @@ def class_means(
     if guard is not None:
         count = noisy_sum(guard, count, 1.0, batches.key[0, 0], draw)
         total = noisy_sum(guard, total, guard.clip_features, batches.key[0, 0], draw + 1)
-        there = (count >= 2 * guard.sum_noise) | (count == count.max())  # at least one, for a message that says something
+        there = (count >= 2 * guard.sum_noise) | (
+            count == count.max()
+        )  # at least one, for a message that says something
         count = torch.where(there, count.clamp_min(1.0), 0.0)
         count = count * (batches.count / count.sum()).clamp_max(1.0)  # they cannot add up to more than there are
         count, total = torch.where(there, count, 0.0), torch.where(there[:, None], total, 0.0)

@@ -67,7 +67,9 @@ def test_every_part_has_its_clip_and_weights_that_depend_on_losses_are_parts():
     parts = parts_of(FedMAP(weighting="omega"), one, 1.0, 5.0, 7.0)
     found = Shares("site-local", parts, 0.0).apply(0, 1, ["a"], theta, up)
     assert float(found.log_weight) == pytest.approx(-7, rel=1e-4)
-    assert float(Shares("site-local", parts_of(FedMAP(), up, 1, 5, 7), 0.0).apply(0, 1, ["a"], theta, up).log_weight) == 0
+    assert (
+        float(Shares("site-local", parts_of(FedMAP(), up, 1, 5, 7), 0.0).apply(0, 1, ["a"], theta, up).log_weight) == 0
+    )
     change = Corrected({"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)})
     parts = {part.name: part.from_sent for part in parts_of(Scaffold(), change, 1.0, 5.0, 7.0)}
     assert parts == {"y": True, "change": False}

@@ -7,17 +7,18 @@ epsilon is an upper bound. This file says in its words what is composed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from coterie.core.errors import ConfigError
 
-STEP = 1e-3  # of the privacy loss; a smaller one takes longer, and epsilon becomes smaller in its third digit
+STEP = 2e-3  # of the privacy loss; a smaller one takes longer, and epsilon becomes smaller in its third digit
 OVERFLOW_SHARE = 0.01  # of delta, for minibatches that are too full
 MAX_NOISE = 2.0**20
-PRECISE = 1e-3  # of the noise that is found, relative
+PRECISE = 5e-4  # of the noise that is found, relative
 
 
 class Release(NamedTuple):
@@ -84,22 +85,28 @@ def sampled_epsilon(size: int, sample: int, noise: float, times: int, delta: flo
     return float(accountant.get_epsilon(delta))
 
 
-def find_noise(cost: Any, target: float) -> float:
-    """Return the smallest noise, but for rounding, whose `cost(noise)` is at most `target`.
+def find_noise(cost: Callable[[float], float], target: float) -> float:
+    """Return the smallest noise, but for rounding up, whose `cost(noise)` is at most `target`.
 
     Raises:
         ConfigError: no noise is enough.
     """
-    high = 1.0
+    low = high = 1.0
     while cost(high) > target:
-        high *= 2
+        low, high = high, 2 * high
         if high > MAX_NOISE:
-            raise ConfigError([f"epsilon = {target:g}: no noise is enough for so many rounds: ask for more, or train less"])
-    low = high / 2 if high > 1 else 0.0
-    while high - low > PRECISE * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if cost(middle) <= target else (middle, high)
-    return high
+            problem = f"epsilon = {target:g}: no noise is enough for so many rounds: ask for more, or train less"
+            raise ConfigError([problem])
+    while low == high or cost(low) <= target:
+        low, high = low / 2, low
+
+    def excess(place: float) -> float:
+        return math.log(min(cost(math.exp(place)), 1e6) / target)
+
+    found = math.exp(brentq(excess, math.log(low), math.log(high), xtol=PRECISE))
+    while cost(found) > target:
+        found *= 1 + PRECISE
+    return min(found, high)
 
 
 def _library() -> Any:

@@ -67,7 +67,9 @@ class Budget:
         if self.noise == 0:
             return f"Differential privacy ({self.level}): none, since there is no noise."
         least = min(self.epsilons.values())
-        apart = "" if math.isclose(least, self.epsilon, rel_tol=1e-3) else f", of {self.worst}; the least is {least:.2f}"
+        apart = (
+            "" if math.isclose(least, self.epsilon, rel_tol=1e-3) else f", of {self.worst}; the least is {least:.2f}"
+        )
         return (
             f"Differential privacy ({self.level}): epsilon {self.epsilon:.2f} at delta {self.delta:g}{apart}. "
             f"Noise {self.noise:.3g} times the clip of {self.clip:g}. It protects {LEVELS[self.level]}."
@@ -78,11 +80,17 @@ class Budget:
         found = self.epsilons.get(client, self.epsilon)
         cost = f"epsilon {found:.2f} at delta {self.delta:g}" if math.isfinite(found) else "no finite epsilon"
         about = (
-            f"What was sent to train this model is differentially private, with {cost}: it protects {LEVELS[self.level]}. "
+            f"What was sent to train this model is differentially private, with {cost}: it protects "
+            f"{LEVELS[self.level]}. "
             "The model itself stays with the client, and may tell of the examples that it was trained on: keep it as "
             "confidential as these."
         )
-        return {"epsilon": found if math.isfinite(found) else None, "delta": self.delta, "level": self.level, "words": about}
+        return {
+            "epsilon": found if math.isfinite(found) else None,
+            "delta": self.delta,
+            "level": self.level,
+            "words": about,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it; an infinite epsilon is null."""
@@ -92,7 +100,9 @@ class Budget:
             "worst": self.worst,
             "epsilons": finite,
             "protects": LEVELS[self.level],
-            "adjacency": "one client replaced by nothing" if self.level != "record" else "one example replaced by nothing",
+            "adjacency": "one client replaced by nothing"
+            if self.level != "record"
+            else "one example replaced by nothing",
         }
 
 

@@ -39,14 +39,20 @@ def problems_of(config: Any) -> list[str]:
         fields = type(config).model_fields
         given = [key for key in (*KEYS, *DETAILS) if getattr(config, key) != fields[key].default]
         if given:
-            found.append(f"{', '.join(given)}: for privacy: say which by privacy = 'record', 'site-local' or 'site-central'")
+            found.append(
+                f"{', '.join(given)}: for privacy: say which by privacy = 'record', 'site-local' or 'site-central'"
+            )
         return found
     if config.epsilon is None and config.noise is None:
         found.append(f"privacy = '{config.privacy}': say how much, by epsilon = 4, or by the noise")
     if config.privacy == "record" and config.class_weights:
-        found.append("class_weights: they tell how many examples a client has of each class: leave them out with privacy")
+        found.append(
+            "class_weights: they tell how many examples a client has of each class: leave them out with privacy"
+        )
     if config.privacy == "site-central" and config.clients_heard is not None:
-        found.append("clients_heard: with privacy = 'site-central', all who take part are averaged: use clients_per_round")
+        found.append(
+            "clients_heard: with privacy = 'site-central', all who take part are averaged: use clients_per_round"
+        )
     if config.privacy == "site-central" and config.topology != "server":
         found.append("privacy = 'site-central': among peers there is no server that could add the noise: 'site-local'")
     return found
@@ -116,7 +122,10 @@ def at_server(config: Any, method: AnyMethod, task: Task, federation: Federation
 
 
 def rounds_of_each(config: Any, names: Sequence[str]) -> list[int]:
-    """Return in how many rounds each client takes part, which the run's seed decides; at most, if that is long to tell."""
+    """Return in how many rounds each client takes part, which the run's seed decides.
+
+    Where that is long to find out, it is all rounds.
+    """
     participants = config.participants(len(names))
     if participants >= len(names) or config.rounds * len(names) > MAX_SAMPLED:
         return [config.rounds] * len(names)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coterie.core import tree
+from coterie.core import routes, tree
 from coterie.core.backend import current, using
 from coterie.core.batches import Batches
 from coterie.core.errors import ConfigError
@@ -82,9 +82,7 @@ def count_releases(
     return dict(Counter(counting.gradients.values())), len(sums)
 
 
-def message_of(
-    method: AnyMethod, task: Task, federation: Federation, plan: Plan, client: int, clients: int
-) -> Any:
+def message_of(method: AnyMethod, task: Task, federation: Federation, plan: Plan, client: int, clients: int) -> Any:
     """Return a message of one client before it has learned anything; for the arguments, see `count_releases`."""
     params = task.init()
     people = Population(clients, clients, task, torch.arange(clients))
@@ -92,5 +90,9 @@ def message_of(
     down = tree.rows(method.dispatch(server, torch.tensor([0]), torch.Generator().manual_seed(0)), 0)
     drawn: Any = draw(federation, [client], plan, seed=0, purpose="count", round=0)
     batches = Batches(drawn.x, drawn.y, *tree.rows(drawn[2:], 0))
+    if routes.asked(down) is not None:
+        raise ConfigError(
+            ["privacy: in this method, clients ask each other for models, which tells whose data are alike"]
+        )
     with using(Counting()) if isinstance(current(), Plain) else contextlib.nullcontext():
         return method.local_update(task, method.init_client(params), down, batches)[1]
