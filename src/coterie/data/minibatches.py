@@ -75,7 +75,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         key=torch.from_numpy(key).to(device),
         count=torch.tensor(sizes, dtype=torch.float32, device=device),
         withheld=_filled(own, out, width, federation) if out else (),
-        everyone=_filled(own, own, width, federation) if plan.poisson else (),
+        everyone=_filled(own, own, width, federation) if plan.poisson and epochs else (),
     )
 
 
@@ -146,7 +146,7 @@ def _drawn_by_chance(own: list[Index], seeds: Seeds, plan: Plan, epochs: int, lo
     A minibatch that nobody was drawn for is a step all the same, in which there is noise: `NOBODY_DRAWN`.
     """
     key = np.zeros((len(own), epochs, longest), np.int64)
-    first = np.array([examples[0] for examples in own])
+    first = np.array([examples[0] if epochs else 0 for examples in own])
     index = np.broadcast_to(first[:, None, None, None], (len(own), epochs, longest, width)).copy()
     mask = np.zeros(index.shape, np.float32)
     for row, (seed, examples) in enumerate(zip(seeds.tolist(), own, strict=True) if epochs else ()):

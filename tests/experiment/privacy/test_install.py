@@ -30,6 +30,10 @@ def net():
     return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
 
 
+def factory(shape, outputs):
+    return net()
+
+
 def clients(*sizes):
     draw = torch.Generator().manual_seed(2)
     made = {}
@@ -120,6 +124,8 @@ def test_layers_that_mix_examples_are_refused():
     model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
     with pytest.raises(ConfigError, match="GroupNorm"):
         prepare("fedavg", clients(60, 90), model=model, noise=1.0, **QUICK)
+    with pytest.raises(ConfigError, match="variances"):
+        prepare("fedavg", clients(60, 90), model=model, noise=1.0, privacy="site-local", **QUICK)
 
 
 @pytest.mark.parametrize("name", ["fedamp", "federico", "fedpac", "clustered-fl", "pfedvmp"])
@@ -171,6 +177,21 @@ def test_the_reference_and_personal_models_are_trained_without_noise():
     close(quiet.views, loud.views, rtol=0, atol=0)
     private = run("fedavg-ft", noise=0.5, local_epochs=1)
     assert isinstance(private.method.optimizer, Private)
+
+
+def test_a_search_is_refused():
+    with pytest.raises(ConfigError, match="no epsilon would cover"):
+        coterie.tune(["fedavg"], clients(60, 90), model=net(), trials=1, noise=1.0, **QUICK)
+
+
+def test_seeds_in_lockstep_are_those_of_runs_alone(tmp_path):
+    settings = {**QUICK, "noise": 1.0, "engine": "stacked", "reference": False}
+    found = coterie.compare(["fedmap"], 2, clients(60, 90), model=factory, out=tmp_path, **settings)
+    alone = coterie.run("fedmap", clients(60, 90), model=factory, seed=1, **settings)
+    rows = [row for row in found.rows if row["seed"] == 1]
+    assert [row["test_loss"] for row in rows] == pytest.approx([row["test_loss"] for row in alone.clients], rel=1e-3)
+    summaries = [json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json")]
+    assert [each["privacy"]["noise"] for each in summaries] == [1.0, 1.0]
 
 
 def test_a_plan_tells_what_it_will_cost():

@@ -126,7 +126,7 @@ def for_records(
     Raises:
         ConfigError: it cannot be private, or not at this epsilon.
     """
-    if problems := refusals.of_examples(method, name, task):
+    if problems := refusals.of_examples(method, name):
         raise ConfigError(problems)
     guard = Guard(plan.batch_size, wanted.clip, 1.0, 1.0, wanted.clip_features, wanted.clip_loss)
     known: dict[tuple[int, int], tuple[dict[int, int], int]] = {}

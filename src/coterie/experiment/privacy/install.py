@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from coterie.core import rng
+from coterie.core.errors import ConfigError
 from coterie.core.privacy import Private
 from coterie.core.task import Task
 from coterie.data.federation import Federation
 from coterie.data.minibatches import Plan
-from coterie.experiment.privacy import budget
+from coterie.experiment.privacy import budget, refusals
 from coterie.experiment.privacy.budget import Budget, Wanted
 from coterie.experiment.privacy.releases import message_of
 from coterie.experiment.privacy.site_level import Shares
@@ -83,6 +84,8 @@ def install(
         return Installed(method)
     wanted = Wanted(config.privacy, **{key: getattr(config, key) for key in (*KEYS, *DETAILS)})
     plan = plan or config.plan()
+    if problems := refusals.of_model(task, wanted.level):
+        raise ConfigError(problems)
     if wanted.level == "record":
         made, found = budget.for_records(wanted, method, config.method, task, federation, plan, rounds)
         return Installed(made, None, found)

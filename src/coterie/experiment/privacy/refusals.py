@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from coterie.core import tree
+from coterie.core.errors import ConfigError
 from coterie.core.routes import Addressed
 from coterie.core.task import Task
 from coterie.experiment.privacy.site_level import WEIGHTS
@@ -61,17 +62,20 @@ def leaks(method: AnyMethod, name: str) -> str:
     return ""
 
 
-def of_examples(method: AnyMethod, name: str, task: Task) -> list[str]:
-    """Return why examples cannot be protected with this method and model; empty if they can."""
+def of_examples(method: AnyMethod, name: str) -> list[str]:
+    """Return why examples cannot be protected with this method; empty if they can."""
     found = leaks(method, name)
-    problems = [f"privacy = 'record': in method {name}, a client's messages would still tell {found}"] if found else []
+    return [f"privacy = 'record': in method {name}, a client's messages would still tell {found}"] if found else []
+
+
+def of_model(task: Task, level: str) -> list[str]:
+    """Return why this model cannot be private; empty if it can."""
     mixed = [key for key, module in task.module(task.init()).named_modules() if isinstance(module, NORMALISES)]
-    if mixed:
-        problems.append(
-            f"privacy = 'record': the model's layer '{mixed[0]}' normalises over the examples of a minibatch, so that "
-            "each would enter into the others' gradients, and into the statistics that are sent: use GroupNorm"
-        )
-    return problems
+    why = {
+        "record": "normalises over the examples of a minibatch, so that each enters into the others' gradients, and "
+        "into the statistics that are sent"
+    }.get(level, "keeps variances, which noise would make negative")
+    return [f"privacy = '{level}': the model's layer '{mixed[0]}' {why}: use GroupNorm"] if mixed else []
 
 
 def of_sites(method: AnyMethod, name: str, level: str, up: Any) -> list[str]:
@@ -91,3 +95,14 @@ def of_sites(method: AnyMethod, name: str, level: str, up: Any) -> list[str]:
                 "so that noise in the average is not enough: privacy = 'site-local'"
             ]
     return []
+
+
+def of_search(level: str | None) -> None:
+    """Refuse a search for settings with privacy: it looks at the data many times, which nobody would count."""
+    if level is not None:
+        raise ConfigError(
+            [
+                f"privacy = '{level}': a search looks at all examples in every trial, which no epsilon would cover: "
+                "search without privacy on data that need none, and give what it finds to coterie run"
+            ]
+        )
