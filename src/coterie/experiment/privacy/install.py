@@ -89,6 +89,8 @@ def install(
     if wanted.level == "record":
         made, found = budget.for_records(wanted, method, config.method, task, federation, plan, rounds)
         return Installed(made, None, found)
+    if problems := refusals.of_messages(config.method, wanted.level):
+        raise ConfigError(problems)
     up = message_of(method, task, federation, plan, 0, len(federation.names))
     taking_part = dict(zip(federation.names, rounds, strict=True))
     participants = config.participants(len(federation.names))

@@ -26,6 +26,8 @@ PROTECTED = (
     *("pfedme", "ditto", "scaffold", "fedper", "fedrep", "fedproto", "moon", "fedbabu", "lg-fedavg", "fedpac"),
     "clustered-fl",
 )
+# As a whole, clients can also be protected in these, whose messages are models too, and averaged.
+AS_A_WHOLE = (*PROTECTED, "per-fedavg", "pfedbred", "fedrod", "fedem", "apfl", "fedala", "fedcp", "gpfl")
 LEAKS = {
     "federico": "whom it writes to, and its losses on its own examples",
     "pfedbred": "gradients of single examples, in the steps from w to the mean of its prior",
@@ -78,11 +80,18 @@ def of_model(task: Task, level: str) -> list[str]:
     return [f"privacy = '{level}': the model's layer '{mixed[0]}' {why}: use GroupNorm"] if mixed else []
 
 
+def of_messages(name: str, level: str) -> list[str]:
+    """Return why the messages of a method cannot be noised; empty if they can."""
+    if name in METHODS and name not in AS_A_WHOLE:
+        return [f"privacy = '{level}': in method {name}, messages are no models, and would mean nothing with noise"]
+    return []
+
+
 def of_sites(method: AnyMethod, name: str, level: str, up: Any) -> list[str]:
     """Return why clients cannot be protected as a whole with this method, whose messages are like `up`."""
     if isinstance(up, Addressed):
         return [f"privacy = '{level}': in method {name}, clients write to each other, which tells whose data are alike"]
-    if name == "qlsd-ft" or not all(leaf.is_floating_point() for leaf in tree.leaves(up)):
+    if not all(leaf.is_floating_point() for leaf in tree.leaves(up)):
         more = ": --precision diagonal or none" if name == "pfedvmp" else ""
         return [f"privacy = '{level}': in method {name}, messages have numbers that noise would turn into others{more}"]
     if level == "site-central":

@@ -79,6 +79,8 @@ class Shares:
                 new[part.name] = new[part.name].clamp_max(0)  # as it is without noise
             elif part.name in EXAMPLE_COUNT_NAMES:
                 new[part.name] = new[part.name].clamp(0, 1)  # of a class, whether there is one
+            elif part.name == "spread":
+                new[part.name] = new[part.name].clamp_min(0)  # a precision
         if ALL in new:
             return new[ALL]
         weights = {
