@@ -152,7 +152,7 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
         return {"collaboration": server.alpha}
 
 
-def _statistics(task: Task, theta: Params, epoch: Batches, guard: Guard | None) -> tuple[Tensor, Tensor]:
+def _statistics(task: Task, theta: Params, epoch: Batches, guard: Guard | None = None) -> tuple[Tensor, Tensor]:
     """Return h [classes, dim] and v [] of the features of `theta`, in evaluation mode; private if there is a guard."""
     size, mean = class_moments.class_means(task, theta, epoch, guard)
 
