@@ -3,9 +3,9 @@
     python benchmarks/privacy.py [--quick] [--cache FOLDER] [--out FILE]
 
 Four clients with scikit-learn's digits and a linear model, 20 rounds, at several epsilons for single examples, with
-three methods and three seeds; and the audit of `coterie.experiment.privacy.audit`. It takes a few minutes. A result is kept
-under --cache (by default build/privacy): started again, the script runs what is missing. Delete the folder after a change
-of code that changes results.
+three methods and three seeds; and the audit of `coterie.experiment.privacy.audit`. It takes a few minutes. A result is
+kept under --cache (by default build/privacy): started again, the script runs what is missing. Delete the folder after a
+change of code that changes results.
 """
 
 from __future__ import annotations
