@@ -161,7 +161,8 @@ def child(settings: dict[str, Any], piece: str | None, begun: float) -> None:
     """Run once without a piece, and print when each round ended, in seconds since the process was started."""
     import coterie
     from coterie.cli.memory import keep_freed_memory
-    from coterie.experiment.run import Silent, run_setup
+    from coterie.experiment.progress import Silent
+    from coterie.experiment.run import run_setup
 
     class Clock(Silent):
         ends: list[float]

@@ -86,6 +86,15 @@ def test_versions_agree():
     assert f"## {coterie.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_what_is_claimed_of_other_versions_was_run():
+    claims, table = (ROOT / "pyproject.toml").read_text(), (ROOT / "docs/versions.md").read_text()
+    ((python, torch),) = re.findall(r'requires-python = ">=([\d.]+)".*"torch>=([\d.]+)"', claims, re.S)
+    (tested,) = re.findall(r"torch==([\d.]+)", (ROOT / "constraints.txt").read_text())
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+)", table, re.M)
+    for wanted in (torch, tested):
+        assert any(own.startswith(f"{python}.") and f"{each}.".startswith(f"{wanted}.") for own, each in rows), wanted
+
+
 def test_no_document_names_a_file_that_is_not_there():
     for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", path.read_text()):

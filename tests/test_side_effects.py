@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from coterie.compute.availability import unavailable
 from coterie.engine.process_pool import can_fork
 
@@ -51,35 +49,26 @@ def snapshot():
 
 draw = torch.Generator().manual_seed(0)
 data = {f"site-{i}": (torch.randn(40, 4, generator=draw), torch.randint(2, (40,), generator=draw)) for i in range(4)}
-settings = json.loads(sys.argv[1])
 torch.set_num_threads(2)  # which is not what client work runs on
-before = snapshot()
-coterie.run("fedavg", data, model="mlp", rounds=2, local_steps=2, **settings)
-after = snapshot()
-changed = {key for key in before | after if before.get(key) != after.get(key)}
-print(json.dumps({key: [before.get(key), after.get(key)] for key in sorted(changed)}))
+found = {}
+for name, settings in json.loads(sys.argv[1]).items():
+    before = snapshot()
+    coterie.run("fedavg", data, model="mlp", rounds=2, local_steps=2, out="run " + name, **settings)
+    after = snapshot()
+    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    found[name] = {key: [before.get(key), after.get(key)] for key in sorted(changed)}
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({"compile": False, "workers": 1}, id="uncompiled"),
-        pytest.param(
-            {"compile": False, "workers": 2, "engine": "loop"},
-            marks=pytest.mark.skipif(not can_fork(), reason="worker processes need Linux"),
-            id="processes",
-        ),
-        pytest.param(
-            {"compile": True, "engine": "stacked"},
-            marks=pytest.mark.skipif(unavailable() is not None, reason="steps cannot be compiled here"),
-            id="compiled",
-        ),
-    ],
-)
-def test_a_run_changes_nothing_in_the_process_that_called_it(tmp_path, settings):
-    settings = {**settings, "out": str(tmp_path / "run")}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(settings)]
+def test_a_run_changes_nothing_in_the_process_that_called_it(tmp_path):
+    """One process for all of them, which imports everything once."""
+    runs = {"uncompiled": {"compile": False, "workers": 1}}
+    if can_fork():
+        runs["processes"] = {"compile": False, "workers": 2, "engine": "loop"}
+    if unavailable() is None:
+        runs["compiled"] = {"compile": True, "engine": "stacked"}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(runs)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {}
+    assert json.loads(done.stdout.splitlines()[-1]) == {name: {} for name in runs}

@@ -10,6 +10,7 @@ def test_the_table_has_a_row_for_each_attack_and_a_column_for_each_defence():
     assert "none" in told.output
     assert "median" in told.output
     assert "no attack" in told.output
+    assert "without them" in told.output
 
 
 def test_what_cannot_be_is_refused_in_words():
@@ -20,7 +21,8 @@ def test_what_cannot_be_is_refused_in_words():
     assert "choose median, trimmed:0.2" in cli("attack", *TINY, "--method", "fedavg", "--robust", "mean").output
 
 
-def test_an_attack_that_makes_training_diverge_is_told():
+def test_an_attack_that_makes_training_diverge_is_told(monkeypatch):
+    monkeypatch.setattr("coterie.experiment.attack.NORM_BOUND", 1e38)
     more = (
         "--data",
         "digits",

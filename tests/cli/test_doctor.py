@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from coterie.cli import app
+from coterie.cli.doctor import PACKAGES
 from coterie.compute import self_check as module
 from tests.marks import compiles
+from tests.places import ROOT
 
 
 def doctor(*words: str, code: int = 0, **environment: str) -> str:
@@ -56,3 +59,8 @@ def test_what_compiling_raises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.compute.compiled.compile_graph", broken)
     monkeypatch.setattr("coterie.compute.compiled._compiled", {})
     assert "plain: cannot allocate" in doctor()
+
+
+def test_every_extra_for_users_is_told() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert PACKAGES.keys() == extras.keys() - {"ray", "browser", "dev"}  # which are for simulations of Flower and tests

@@ -15,12 +15,12 @@ from coterie.compute.inductor import compiling_takes
 RUN = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-import torch, coterie, coterie.experiment.run
+import torch, coterie, coterie.experiment.progress
 from coterie.compute import compiled
 draw = torch.Generator().manual_seed(0)
 data = [(torch.randn(size, 3, generator=draw), torch.arange(size) % 2) for size in (40, 40, 90)]
 counts = []
-class Count(coterie.experiment.run.Silent):
+class Count(coterie.experiment.progress.Silent):
     def say(self, text): print(text)
     def round(self, record, metric): counts.append(compiled.compilations())
 options = dict(model="linear", rounds=4, batch_size=8, compile=True, workers=1, engine="stacked", progress=Count())

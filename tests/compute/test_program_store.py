@@ -22,11 +22,11 @@ from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.engine.stacked import stacked
-from coterie.experiment.run import Silent
+from coterie.experiment.progress import Silent
 from tests.compute.test_replay import batches
 from tests.marks import compiles
 
-pytestmark = compiles
+pytestmark = [compiles, pytest.mark.xdist_group("steps on disk"), pytest.mark.usefixtures("compiled_once")]
 CLIENTS = 3
 
 

@@ -79,15 +79,17 @@ def test_others_are_left_alone(inputs: list[Tensor], options: dict[str, Any]) ->
 
 
 @compiles
-@pytest.mark.parametrize("threads", [1, 2])
-def test_compiled_training_of_a_network_equals_eager_training(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which C++ repeats, convolutions and all, unless it has threads to share the work."""
+@pytest.mark.parametrize(("threads", "first", "shape"), [(1, 0, (1, 20, 20)), (2, 3, (16, 8, 8))])
+def test_compiled_training_of_a_network_equals_eager_training(
+    threads: int, first: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which C++ repeats, convolutions and all, unless it has threads to share the work (then only the last half)."""
     monkeypatch.setattr("coterie.compute.compiled._compiled", compiled := {})
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 16, 5), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU()
-    task = Task(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 4, 3)), "classification")
+    task = Task(nn.Sequential(*layers[first:], nn.Flatten(), nn.Linear(32 * 4, 3)), "classification")
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(20, 1, 20, 20, generator=generator), torch.randint(0, 3, (20,), generator=generator)
+    x, y = torch.randn(20, *shape, generator=generator), torch.randint(0, 3, (20,), generator=generator)
     index = torch.randint(0, 20, (1, 3, 4), generator=generator)
     batches = Batches(x, y, index, torch.ones(1, 3, 4), torch.zeros(1, 3, dtype=torch.int64), torch.tensor(20))
     expected = train(task, SGD(0.1), task.init(), batches)[0]

@@ -28,7 +28,12 @@ def pick(sim, **options):
     return choose(Probe(fn, sim.federation, ids, rows_of), **options)
 
 
-@compiles
+def shared(test):
+    """Mark tests that compile the same step, in one process and once."""
+    return compiles(pytest.mark.xdist_group("autotune")(pytest.mark.usefixtures("compiled_once")(test)))
+
+
+@shared
 def test_steps_that_are_repeated_are_shared_out_among_threads(monkeypatch):
     monkeypatch.setattr(sys.modules["coterie.engine.autotune"], "cores", lambda: 2)
     sim = simulation()
@@ -38,7 +43,7 @@ def test_steps_that_are_repeated_are_shared_out_among_threads(monkeypatch):
     assert "2 threads" in engines[1].describe()
 
 
-@compiles
+@shared
 def test_auto_takes_steps_that_are_on_disk_as_they_are(monkeypatch):
     monkeypatch.setattr(sys.modules["coterie.engine.autotune"], "cores", lambda: 2)
     little = {"compiled": None, "workers": None, "chunk": 3}

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -133,6 +135,29 @@ def test_models_that_are_no_better_are_rarely_taken():
 def test_the_temperature_is_found(true):
     one, _ = site(4000, noise=(0.0, 0.0))
     assert temperature(one._replace(outputs=one.outputs * true)) == pytest.approx(true, rel=0.08)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("better", [-1.0, 0.0, 2.0])
+def test_the_temperature_is_the_best_of_a_fine_grid(scale, better):
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(5, (50,), generator=draw)
+    outputs = scale * (torch.randn(50, 5, generator=draw) + better * F.one_hot(y, 5))
+    found = math.log(temperature(Predictions(outputs, y, torch.zeros_like(y))))
+
+    def cost(u):
+        return float(F.cross_entropy(outputs.double() / math.exp(u), y, reduction="sum")) + u**2 / 2
+
+    assert cost(found) <= min(map(cost, np.linspace(-3, 3, 601).tolist())) * (1 + 1e-9)
+
+
+def test_a_class_that_is_ruled_out_has_no_part_in_the_temperature():
+    y = torch.tensor([0, 1, 1, 0])
+    draw = torch.Generator().manual_seed(0)
+    two = torch.randn(4, 2, generator=draw)
+    three = torch.cat([two, torch.full((4, 1), -math.inf)], 1)
+    alike = (temperature(Predictions(each, y, torch.zeros_like(y))) for each in (two, three))
+    assert next(alike) == pytest.approx(next(alike), rel=1e-9)
 
 
 def test_the_temperature_of_a_few_examples_stays_near_1():

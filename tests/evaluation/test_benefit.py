@@ -19,6 +19,7 @@ from coterie.evaluation.benefit import (
     verdict_of,
     with_current_verdicts,
 )
+from coterie.evaluation.bootstrap import statistic
 from coterie.evaluation.predictions import check_same_data
 
 TASK = Task(nn.Linear(2, 2), num_classes=2)
@@ -213,3 +214,20 @@ def test_several_methods_are_measured_as_each_alone_is(monkeypatch):
     monkeypatch.setattr("coterie.evaluation.bootstrap.MAX_WEIGHT_CELLS", 100)  # a few resamples at a time
     again = measure(TASK, "macro_f1", others[0], alone, names, seed=1)
     assert np.array_equal(again.samples, together["x"].samples)
+
+
+def test_models_that_say_the_same_are_scored_once(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    owner = (torch.arange(60) % 3).sort().values
+    alone, ours = (said(torch.rand(60, generator=draw) < 0.7, owner) for _ in range(2))
+    mixed = ours._replace(outputs=torch.where((owner == 1)[:, None], alone.outputs, ours.outputs))
+    several, names = {"ours": ours, "mixed": mixed}, ("a", "b", "c")
+    expected = {label: measure(TASK, "accuracy", each, alone, names, seed=1) for label, each in several.items()}
+    scored = []
+    monkeypatch.setattr("coterie.evaluation.benefit.statistic", lambda *about: scored.append(0) or statistic(*about))
+    found = measure_each(TASK, "accuracy", several, alone, names, seed=1)
+    assert len(scored) == 2 * 3  # of each client, its model trained alone and one other
+    assert not found["mixed"].samples[1].any()
+    for label, trial in found.items():
+        assert np.array_equal(trial.samples, expected[label].samples)
+        assert np.array_equal(trial.differing, expected[label].differing)

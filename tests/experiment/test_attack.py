@@ -34,6 +34,11 @@ def test_a_copy_is_nearer_to_its_victim_than_any_honest_client():
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.0]]))
 
 
+def test_what_is_sent_is_no_longer_than_a_server_accepts():
+    w = torch.tensor([[3e6, 4e6], [3.0, 4.0]])
+    torch.testing.assert_close(attacks._bounded(w), torch.tensor([[6e5, 8e5], [3.0, 4.0]]))
+
+
 @pytest.mark.parametrize("name", attacks.MESSAGES)
 @pytest.mark.parametrize("method", ["fedavg", "fedmap", "fedamp", "federico", "pfedvmp"])
 def test_only_messages_of_hostile_clients_change(method, name):
@@ -75,6 +80,35 @@ def test_an_attack_harms_and_the_median_helps():
     assert honest.mean > 0.9
     assert attacked.mean < honest.mean - 0.2
     assert defended.mean > honest.mean - 0.02
+
+
+def test_without_them_is_a_federation_of_the_honest_clients(tmp_path):
+    setting = {"model": "linear", "rounds": 3, "lr": 0.2, "compile": False, "engine": "stacked", "select": "accuracy"}
+    data = {f"site-{i}": each for i, each in enumerate(alike())}
+    found = attack("absent", 2, "fedavg", data, **setting)
+    assert set(found.honest) | set(found.hostile) == set(data)
+    honest = {name: data[name] for name in found.honest}
+    ran = coterie.run("fedavg", honest, **setting, reference=False, report=False, out=tmp_path / "run")
+    np.testing.assert_allclose(found.scores, ran.rounds[-1]["test"]["accuracy"], rtol=1e-6)
+
+
+def test_a_hostile_client_that_diverges_stops_nobody_and_sends_what_is_finite():
+    """Its own values are not looked at, but an honest client's are."""
+    sim = kit.simulate(coterie.METHODS["fedavg"](), rounds=1)
+    seen = []
+    false = tampering("sign-flip", [1], seed=0)
+
+    def broken(round, ids, down, ups):
+        broke = coterie.tree.map(lambda leaf: leaf.index_fill(0, torch.tensor([1]), torch.nan), ups)
+        seen.append(false(round, ids, down, broke))
+        return seen[0]
+
+    sim.tamper, sim.hostile = broken, frozenset([1])
+    sim.train(2, kit.LOOP)
+    assert all(bool(leaf.isfinite().all()) for leaf in coterie.tree.leaves(seen[0]))
+    sim.tamper = lambda round, ids, down, ups: coterie.tree.map(lambda leaf: leaf * torch.nan, ups)
+    with pytest.raises(coterie.CoterieError, match="client 'site-0' has NaN"):
+        sim.train(3, kit.LOOP)
 
 
 def test_who_is_hostile_depends_on_names_and_seed_only():

@@ -124,53 +124,6 @@ def test_a_run_that_an_earlier_version_began_is_gone_on_with(finished, tmp_path)
     assert again.benefit().clients == finished[1].benefit().clients
 
 
-def test_a_round_with_a_defined_metric_beats_one_without():
-    from coterie.experiment.run import better, score_of
-
-    def scored(*values):
-        return score_of("auroc", None, {"validation": {"auroc": list(values)}})
-
-    assert better(scored(0.2, math.nan), scored(math.nan, math.nan))
-    assert not better(scored(math.nan, math.nan), scored(0.2, math.nan))
-    assert not better(scored(0.2, math.nan), scored(0.2, 0.2))
-
-
-def test_global_and_local_tests_of_both_models():
-    """By hand: the models on the examples of all, and on each client's own weighted by their number."""
-    result = run("pfedme", rounds=2, reference=False)
-    setup = prepare("pfedme", clients(), model=factory, **{**QUICK, "rounds": 2})
-    own = [torch.from_numpy(setup.federation.split(i).test) for i in range(4)]
-    pool = torch.cat(own)
-    x, y = setup.federation.x, setup.federation.y
-    models = [result.model(name) for name in result.names]
-    sizes = [len(each) for each in own]
-    everywhere = np.mean([float((model(x[pool]).argmax(1) == y[pool]).double().mean()) for model in models])
-    at_home = [
-        float((model(x[each]).argmax(1) == y[each]).double().mean()) for model, each in zip(models, own, strict=True)
-    ]
-    found = result.g_and_p["selected"]
-    assert found["round"] == result.selected
-    assert found["examples"] == len(pool)
-    assert found["P"]["global"]["accuracy"] == pytest.approx(everywhere)
-    assert found["P"]["local"]["accuracy"] == pytest.approx(np.average(at_home, weights=sizes))
-    chosen = result.rounds[result.selected - 1]["global_test"]["accuracy"]
-    # Accuracy adds up over examples, so the one global model's two tests agree.
-    assert found["G"]["local"]["accuracy"] == pytest.approx(np.average(chosen, weights=sizes))
-    assert found["G"]["global"]["accuracy"] == pytest.approx(found["G"]["local"]["accuracy"])
-    assert found["G"]["global"]["balanced_accuracy"] != pytest.approx(found["G"]["local"]["balanced_accuracy"])
-    assert result.g_and_p["last"]["round"] == 2
-
-
-def test_global_tests_among_peers_and_with_too_many_examples(monkeypatch):
-    on_ring = run("pfedme", rounds=1, reference=False, topology="ring").g_and_p["last"]
-    assert on_ring["G"]["global"]["accuracy"] > 0
-    monkeypatch.setattr("coterie.experiment.simulation.MAX_POOLED_PREDICTIONS", 40)
-    monkeypatch.setattr("coterie.experiment.simulation.POOLED_OUTPUTS_AT_ONCE", 15)
-    part = run("pfedme", rounds=1, reference=False).g_and_p["last"]
-    assert part["examples"] == 10  # a part, and it says so
-    assert part["P"]["global"]["accuracy"] >= 0
-
-
 def test_any_metric_has_a_benefit_and_others_are_told(finished):
     _, result = finished
     assert result.benefit("loss").metric == "loss"
@@ -217,13 +170,6 @@ def test_tables_are_written_once_and_last(tmp_path, monkeypatch):
     own = [str(path) for path in written if path.name in ("clients.csv", "summary.json")]
     assert own == [f"run/{place}{name}" for place in ("reference/", "") for name in ("clients.csv", "summary.json")]
     assert str(written[-1]) == "run/summary.json"
-
-
-def test_where_the_auroc_is_defined_for_nobody_the_loss_selects():
-    from coterie.experiment.run import score_of
-
-    undefined = [{"validation": {"auroc": [math.nan, math.nan], "loss": [a, a]}} for a in (0.7, 0.4)]
-    assert score_of("auroc", None, undefined[1]) > score_of("auroc", None, undefined[0])
 
 
 def test_two_classes_are_judged_by_auroc_and_the_config_says_so(tmp_path):

@@ -15,7 +15,7 @@ from coterie.core.batches import Batches
 from coterie.core.task import Task
 from coterie.engine import Choice, Engine
 from coterie.experiment.pick_engine import Choices
-from coterie.experiment.run import Silent
+from coterie.experiment.progress import Silent
 from coterie.methods import FedAvg
 from tests.marks import compiles
 

@@ -91,17 +91,3 @@ def test_work_is_counted_not_timed(monkeypatch):
     assert examples.fits()
     monkeypatch.setattr("coterie.experiment.scored_examples.EVALUATION_BYTES", 6 * 4 * number - 1)
     assert not examples.fits()
-
-
-@pytest.mark.parametrize("name", ["pfedme", "ditto", "fedrod"])
-def test_both_tests_on_the_spot_are_what_engines_find(name, monkeypatch):
-    sim = simulation(name)
-    here = sim.both_tests(1, Refusing())
-    monkeypatch.setattr("coterie.experiment.scored_examples.EVALUATION_BYTES", 0)
-    monkeypatch.setattr("coterie.experiment.simulation.POOLED_OUTPUTS_AT_ONCE", 50)  # several calls of the engine
-    for engine in (Engine(), Engine("stacked", chunk=2)):
-        there = sim.both_tests(1, engine)
-        assert there["examples"] == here["examples"]
-        for which in ("G", "P"):
-            for test in ("global", "local"):
-                assert there[which][test] == pytest.approx(here[which][test], rel=1e-5)

@@ -7,6 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from coterie import testing
 from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.method import Newcomer, Population
@@ -429,3 +430,18 @@ def test_a_newcomer_begins_at_the_mean_of_those_heard_and_changes_no_model_but_i
     ups = Addressed(losses, torch.tensor([[3, 0]]), steps)
     after = method.onboard(task(), Newcomer(joined, {"w": torch.zeros(1)}), ids, ups).server
     assert after.models["w"].flatten().tolist() == [1.0, 5.0, 9.0, 1.0]  # it contributed to client 0 in vain
+
+
+def test_a_model_that_overflows_elsewhere_is_worth_nothing_and_gets_no_step():
+    """A hostile owner may offer a model whose loss overflows: the honest client's message stays finite."""
+    method, model, batches = FedeRiCo(optimizer=SGD(0.1), neighbours=1), testing.task(), testing.batches(1)
+    params = model.init()
+    huge = {name: leaf * 1e30 if leaf.is_floating_point() else leaf for name, leaf in params.items()}
+    models = {name: torch.stack([params[name], huge[name]]) for name in params}
+    blank = torch.zeros(2)
+    down = Down(Asked(torch.tensor([0, 1]), models), Losses(blank, blank, blank > 0))
+    _, up, _ = method.local_update(model, (), down, batches)
+    assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(up) if leaf.is_floating_point())
+    assert float(up.parts.weight[0]) == pytest.approx(1.0)
+    assert float(up.parts.weight[1]) == 0
+    assert method.implausible(up, 10) is None

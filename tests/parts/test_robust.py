@@ -10,7 +10,7 @@ from coterie.methods.fedmap import FedMAP
 from coterie.parts import robust
 from coterie.testing import kit
 
-RULES = ("median", "trimmed:0.25", "krum:1", "geometric-median", "clip:auto")
+RULES = ("median", "trimmed:0.25", "krum:1", "multi-krum:1", "geometric-median", "clip:auto")
 AVERAGING = [name for name, cls in METHODS.items() if robust.averaged_fields(cls())]
 
 
@@ -32,6 +32,14 @@ def test_krum_chooses_a_model_among_those_that_agree():
     assert torch.equal(robust.krum(w, 1), w[[0] * 5])
     with pytest.raises(ConfigError, match="needs 7 clients"):
         robust.krum(w, 2)
+
+
+def test_multi_krum_leaves_out_the_one_that_is_far_from_all():
+    w = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.0, 0.1], [0.1, 0.1], [-9.0, 9.0]])
+    torch.testing.assert_close(robust.multi_krum(w, 1), torch.tensor([[0.05, 0.05]]).expand(5, 2))
+    torch.testing.assert_close(robust.multi_krum(w, 0), w.mean(0).expand(5, 2))
+    with pytest.raises(ConfigError, match="'multi-krum:2' needs 7 clients"):
+        robust.multi_krum(w, 2)
 
 
 def test_geometric_median_has_no_slope():

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -383,4 +384,18 @@ def test_without_a_browser_figures_say_what_to_install(monkeypatch):
     monkeypatch.setattr(images.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(images.shutil, "which", lambda _: None)
     with pytest.raises(CoterieError, match="neither was found: install one"):
-        images.check()
+        images.find_browser()
+
+
+@pytest.mark.parametrize("before", [None, ""])
+def test_the_environment_names_the_browser_only_while_it_draws(before, monkeypatch, tmp_path):
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("BROWSER_PATH", before)
+    monkeypatch.setattr(images.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(images.shutil, "which", lambda name: f"/usr/bin/{name}")
+    seen = []
+    monkeypatch.setattr("plotly.io.write_images", lambda *_, **__: seen.append(os.environ["BROWSER_PATH"]))
+    images.export(Page("", "", "", [], []), tmp_path)
+    assert seen == ["/usr/bin/chromium"]
+    assert os.environ.get("BROWSER_PATH") == before

@@ -37,6 +37,16 @@ def test_few_files_wait_for_the_disk_one_by_one_and_many_together(tmp_path, monk
     assert seen == ["file"] * waits + ["disk"] * syncs
 
 
+def test_a_block_in_a_block_leaves_the_wait_to_the_outer_one(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "sync", lambda: seen.append("disk"))
+    with files.together(100):
+        with files.together(100):
+            files.write_text(tmp_path / "a", "a")
+        assert not seen
+    assert seen == ["disk"]
+
+
 def test_json_has_null_for_what_is_not_finite():
     value = {"a": [1.0, math.nan, (math.inf, 2)], "b": {"c": -math.inf}}
     assert json.loads(files.to_json(value)) == {"a": [1.0, None, [None, 2]], "b": {"c": None}}

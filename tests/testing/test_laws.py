@@ -24,12 +24,14 @@ COMPILING = (10, 11, 12)
 LARGE = ("pfedbred", "pfedme")
 # Their steps are not compiled: they say so themselves (`scan(compiles=False)`).
 AS_THEY_ARE = ("pfedgp",)
-# Methods with the same training step share what was compiled, if they are tested in the same process.
+# Methods that have a step in common are tested in the same process, which compiles it once. Ditto, for instance, takes
+# the steps of FedAvg and those of FedProx.
 SHARED = {
-    **dict.fromkeys(("local", "fedavg", "fedavg-ft", "fedbn", "fedper", "pfedvmp"), "fedavg"),
-    **dict.fromkeys(("lg-fedavg", "ifca", "clustered-fl", "fedbabu", "fedprox-ft"), "fedavg"),
-    **dict.fromkeys(("fedamp", "heurfedamp"), "fedamp"),
-    **dict.fromkeys(("fedprox", "ditto"), "fedprox"),
+    **dict.fromkeys(("local", "fedavg-ft", "fedbn", "fedper", "lg-fedavg", "ifca", "clustered-fl", "fedala"), "fedavg"),
+    **dict.fromkeys(("fedep-ft", "fedpa-ft", "qlsd-ft", "per-fedavg", "fedprox", "fedprox-ft", "ditto"), "fedavg"),
+    **dict.fromkeys(("fedbabu", "fedrep", "fedpac", "fedfomo", "fedmap", "federico"), "fedavg"),
+    "fedproto": "pfedvmp",
+    "heurfedamp": "fedamp",
 }
 
 
@@ -126,7 +128,7 @@ def test_the_tenth_law_asks_for_compiled_steps_and_gets_threads(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")  # an extreme value may deserve one
-@pytest.mark.parametrize("method", [pytest.param(name, marks=in_one_process(name)) for name in METHODS])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_context_and_option_obeys_the_twelfth_law(method):
     for context in testing.contexts(METHODS[method]()):
         for each, tolerance in ((context, testing.ADAM_ROUNDING), (testing.plain(context), testing.ROUNDING)):

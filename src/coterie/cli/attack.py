@@ -13,12 +13,13 @@ from coterie.cli.flags import with_settings
 from coterie.cli.request import Request
 from coterie.cli.run import describe
 from coterie.core.errors import ConfigError, CoterieError
-from coterie.experiment.attack import ATTACKS, attack_setup, check_attacks, hostile_clients
+from coterie.experiment.attack import ABSENT, ATTACKS, attack_setup, check_attacks, hostile_clients
 from coterie.experiment.setup import Setup, prepare
 from coterie.parts.robust import averaged_fields
 
 UNDEFENDED = "none"
 DEFENCES = "median,clip:auto"
+NO_ATTACK, WITHOUT_THEM = "no attack", "without them"
 
 
 @with_settings("robust")
@@ -29,14 +30,15 @@ def attack(
     attacks: Annotated[str, typer.Option(help=f"which attacks: {','.join(ATTACKS)}")] = ",".join(ATTACKS),
     robust: Annotated[
         str | None,
-        typer.Option(help=f"defences beside none, such as krum:1,geometric-median; by default {DEFENCES}"),
+        typer.Option(help=f"defences beside none, such as multi-krum:1,median; by default {DEFENCES}"),
     ] = None,
     **settings: Any,
 ) -> None:
     """Train with hostile clients, and print how the honest ones fare under every attack and defence.
 
     Nothing is written. Numbers are means over the honest clients' test examples after the last round, in percent; where
-    an attack makes training diverge, the table says so. "no attack" scores the same clients when nobody is hostile.
+    an attack makes training diverge, the table says so. "no attack" scores the same clients when nobody is hostile, and
+    "without them" when the hostile clients take no part: no defence can be asked for more than that.
     """
     with report_errors():
         request = Request(ctx, settings)
@@ -53,13 +55,13 @@ def attack(
         table = Table(title=f"Test {plain.metric.replace('_', ' ')} of the honest clients (%)", title_justify="left")
         for column in ("attack", *setups):
             table.add_column(column, justify="left" if column == "attack" else "right")
-        for name in (None, *asked):
+        for label, name in ((NO_ATTACK, None), (WITHOUT_THEM, ABSENT), *((each, each) for each in asked)):
             cells = []
             for rule, setup in setups.items():
                 if progress.is_terminal:
-                    say(progress, f"{name or 'no attack'}, {rule}")
+                    say(progress, f"{label}, {rule}")
                 cells.append(_score(setup, name, who))
-            table.add_row(name or "no attack", *cells)
+            table.add_row(label, *cells)
         show(console, table)
 
 

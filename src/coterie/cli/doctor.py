@@ -25,6 +25,7 @@ PACKAGES = {
     "figures": ("kaleido",),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
+    "tune": ("optuna",),
 }
 FASTEST = "all is well: steps are compiled, and C++ repeats them"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from coterie.cli.console import say, stderr, stdout
+from coterie.core.units import bytes_in_words
 from coterie.experiment.plan import RunPlan
 from coterie.experiment.plan_costs import Traffic
-
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def show_plan(console: Console, found: RunPlan) -> None:
@@ -36,9 +35,8 @@ def _show_warnings(console: Console, found: RunPlan) -> None:
 def _traffic(traffic: Traffic) -> str:
     """Say how many bytes a round and the run send."""
     about = "" if traffic.exact else "about "
-    return (
-        f"{about}{_bytes(traffic.up)} up and {_bytes(traffic.down)} down a round, {_bytes(traffic.total)} in all rounds"
-    )
+    up, down, total = (bytes_in_words(number) for number in (traffic.up, traffic.down, traffic.total))
+    return f"{about}{up} up and {down} down a round, {total} in all rounds"
 
 
 def _lines(found: RunPlan) -> list[tuple[str, str]]:
@@ -67,21 +65,14 @@ def _lines(found: RunPlan) -> list[tuple[str, str]]:
         lines.append(("time", f"roughly {_time(found.seconds[0])} to {_time(found.seconds[1])}"))
     paged = "; clients' states beyond half the limit lie in files" if memory.paged else ""
     parts = {"a model": memory.model, "clients": memory.clients, "server": memory.server, "data": memory.data}
-    sizes = ", ".join(f"{name} {_bytes(size)}" for name, size in parts.items())
-    lines.append(("memory", f"{sizes} (limit for states: {_bytes(memory.limit)}){paged}"))
+    sizes = ", ".join(f"{name} {bytes_in_words(size)}" for name, size in parts.items())
+    lines.append(("memory", f"{sizes} (limit for states: {bytes_in_words(memory.limit)}){paged}"))
     tried = f"{probe['clients']} clients, {probe['rounds']} rounds of at most {probe['steps']} steps"
     return [*lines, ("measured", f"on {tried}, in {probe['seconds']:.1f} s")]
 
 
 def _range(least: int, most: int) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _bytes(number: int) -> str:
-    for size, unit in UNITS:
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} bytes"
 
 
 def _time(seconds: float) -> str:

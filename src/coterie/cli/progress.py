@@ -13,7 +13,7 @@ from rich.status import Status
 
 from coterie.cli.console import say, stdout
 from coterie.evaluation.metrics import mean
-from coterie.experiment.run import Progress, Silent
+from coterie.experiment.progress import Progress, Silent
 
 CHOOSING_ENGINE = "choosing the fastest engine, and compiling if that saves time (up to half a minute)"
 BETWEEN_RUNS = "writing results, preparing the next step"

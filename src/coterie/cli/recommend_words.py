@@ -7,10 +7,10 @@ import math
 from rich.table import Table
 
 from coterie.cli.tables import amount, counts_sentence, format_interval, format_value, heading, metric_words
+from coterie.core.units import bytes_in_words
 from coterie.experiment.tuning.choice import LOCAL, Difference
 from coterie.experiment.tuning.recommend import Look, Panel, Recommendation
 from coterie.methods import METHODS
-from coterie.report.cost import size
 
 APART = 2.0  # times what chance gives: from here on, sites are said to differ
 
@@ -63,7 +63,7 @@ def panel_table(found: Recommendation) -> Table:
         lead = choice.over_local.get(label)
         gain = ["-", "-"] if lead is None else [format_value(metric, lead.mean, "+"), _interval(metric, lead)]
         cost = found.costs[label]
-        row = [format_value(metric, score), *gain, size(cost.bytes_a_site), f"{cost.minutes:.2g}"]
+        row = [format_value(metric, score), *gain, bytes_in_words(cost.bytes_a_site), f"{cost.minutes:.2g}"]
         table.add_row(label, *row, style="bold" if label == found.method else None)
     return table
 
@@ -128,8 +128,8 @@ def _cost(found: Recommendation) -> str:
     if found.method == LOCAL:
         return f"It sends nothing, and trains for {_minutes(cost.minutes)} on this machine, all sites together."
     return (
-        f"A run of {found.settings['rounds']} rounds sends {size(cost.bytes_a_site)} by and to each site, and trains "
-        f"for {_minutes(cost.minutes)} on this machine, all sites together."
+        f"A run of {found.settings['rounds']} rounds sends {bytes_in_words(cost.bytes_a_site)} by and to each site, "
+        f"and trains for {_minutes(cost.minutes)} on this machine, all sites together."
     )
 
 

@@ -17,8 +17,10 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import METRICS
 from coterie.experiment import report_data
 from coterie.experiment.conclude import finish
+from coterie.experiment.progress import Silent
+from coterie.experiment.records import table_rows
 from coterie.experiment.result import Result
-from coterie.experiment.run import Silent, _client_rows, write_models, write_report
+from coterie.experiment.run import write_models, write_report
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home import adopt
 from coterie.storage import files
@@ -60,7 +62,7 @@ def conclude(
         reference: The result of training alone.
         population: The size of the federation, if `setup` is that of one site.
     """
-    rows = _client_rows(setup, records, best)
+    rows = table_rows(setup, records, best)
     views, predictions, validation = results or SiteResults((), NO_PREDICTIONS)
     about = (setup.metric, reference, setup.task, setup.method)
     result = Result(

@@ -47,8 +47,9 @@ from coterie.evaluation.metrics import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.privacy.install import at_server
+from coterie.experiment.records import better, round_record, score_of
 from coterie.experiment.result import Result
-from coterie.experiment.run import _record, better, local_like, score_of
+from coterie.experiment.run import local_like
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.simulation import Round, Simulation
 from coterie.methods.fields import AnyMethod
@@ -433,10 +434,10 @@ class Rounds:
             down_bytes = 0 if self.errands is None else self.errands.nbytes
             self.ledger.mail.heard[number] = [self.names[i] for i in self._heard(number, ids)]
         result = Round(ids, info, server_info, up, down_bytes)
-        self.ledger.pending = _record(number, result, self.setup.federation)
+        self.ledger.pending = round_record(number, result, self.setup.federation)
         if self.forms.alone_info:
             alone = Round(ids, tree.stack([each.alone_info for each in accepted]), {}, 0, 0)
-            self.ledger.pending_alone = _record(number, alone, self.setup.federation)
+            self.ledger.pending_alone = round_record(number, alone, self.setup.federation)
         for i in ids:
             status = self.ledger.sites[self.names[i]]
             loss = None if self.setup.budget is not None else answers[self.names[i]].info.get("loss")

@@ -41,6 +41,9 @@ MIN_FOR_THRESHOLD = 10  # below which the threshold stays at 0.5
 ROUNDING = 1e-6  # of a loss: smaller differences are none
 THRESHOLDED = ("balanced_accuracy", "accuracy", "macro_f1")  # the metrics that depend on a threshold
 MAX_LOG_TEMPERATURE = 3.0
+MAX_STEPS = 100  # to find a temperature; it takes about five
+TOLERANCE = 1e-9  # of its logarithm
+HUGE = 1e30  # stands for infinity where it would be multiplied by 0
 
 
 class Difference(NamedTuple):
@@ -69,7 +72,8 @@ def not_asked(kept: str, examples: int) -> Choice:
 def choose(task: Task, ours: Predictions, alone: Predictions) -> Choice:
     """Choose by the predictions of one site's two models for its validation examples."""
     mixed = ours._replace(outputs=average(ours.outputs, alone.outputs, regression=task.kind == "regression"))
-    found = {name: compared(task, each, alone) for name, each in ((FEDERATED, ours), (AVERAGE, mixed))}
+    theirs = _losses(task, alone)
+    found = {name: _difference(theirs - _losses(task, each)) for name, each in ((FEDERATED, ours), (AVERAGE, mixed))}
     number = len(alone.y)
     if number < MIN_EXAMPLES:
         return Choice(LOCAL, "few examples", number, *found.values())
@@ -81,8 +85,10 @@ def choose(task: Task, ours: Predictions, alone: Predictions) -> Choice:
 
 def compared(task: Task, ours: Predictions, alone: Predictions) -> Difference:
     """Return how much better `ours` is than `alone` on one site's examples."""
-    theirs, mine = (_losses(task, each) for each in (alone, ours))
-    d = theirs - mine
+    return _difference(_losses(task, alone) - _losses(task, ours))
+
+
+def _difference(d: Tensor) -> Difference:
     d = torch.where(d.abs() < ROUNDING, 0.0, d)
     return Difference(float(d.mean()), float(d.std()) / math.sqrt(len(d)) if len(d) > 1 else math.nan)
 
@@ -116,20 +122,35 @@ def average(first: Tensor, second: Tensor, *, regression: bool) -> Tensor:
 def temperature(one: Predictions) -> float:
     """Return the T for which softmax(outputs / T) fits validation labels best; above 1 makes predictions less sure.
 
-    It minimises the sum of -log p_y plus log(T)^2 / 2, that is, under a prior by which log T is normal with standard
-    deviation 1: without it, a few examples that are all predicted rightly would ask for T = 0.
+    It minimises the sum of -log p_y plus u^2 / 2 with u = log T, that is, under a prior by which log T is normal with
+    standard deviation 1: without it, a few examples that are all predicted rightly would ask for T = 0. With z =
+    outputs / T, and means and variances over classes by p = softmax(z), the derivatives by u are
+
+        sum (z_y - mean z) + u    and    sum (var z + mean z - z_y) + 1,
+
+    and u follows from Newton's steps, or from halving the interval where a step would leave it.
     """
-    from scipy.optimize import minimize_scalar
-
     outputs, y, _ = flatten_labels(one.outputs, one.y, one.owner)
-    outputs = outputs.double()
-
-    def cost(log_t: float) -> float:
-        losses = torch.nn.functional.cross_entropy(outputs / math.exp(log_t), y, reduction="sum")
-        return float(losses) + log_t**2 / 2
-
-    bounds = (-MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE)
-    return math.exp(float(minimize_scalar(cost, bounds=bounds, method="bounded").x))
+    x = outputs.double().numpy()
+    x = np.where(np.isneginf(x), -HUGE, x)  # so that what has no chance counts for nothing in the sums
+    x_y, u = x[np.arange(len(x)), y.numpy()], 0.0
+    x, x_y = x - x.max(1, keepdims=True), x_y - x.max(1)  # the same for all temperatures
+    low, high = -MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE
+    for _ in range(MAX_STEPS):
+        z = x * math.exp(-u)
+        p = np.exp(z)
+        pz = p * z
+        total = p.sum(1)
+        mean = pz.sum(1) / total
+        missing = float((mean - x_y * math.exp(-u)).sum())
+        slope = u - missing
+        curvature = float(np.einsum("ec,ec,e->", pz, z, 1 / total) - mean @ mean) + missing + 1
+        low, high = (u, high) if slope < 0 else (low, u)
+        newton = u - slope / curvature if curvature > 0 else math.nan
+        before, u = u, newton if low < newton < high else (low + high) / 2
+        if abs(u - before) < TOLERANCE:
+            break
+    return math.exp(u)
 
 
 def threshold(task: Task, metric: str, one: Predictions) -> float:

@@ -16,11 +16,12 @@ the interval is [0, 0]; it says nothing about examples that were not seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from coterie.core import rng
@@ -33,6 +34,7 @@ from coterie.evaluation.predictions import Predictions
 from coterie.evaluation.significance import signed_rank
 
 Array = NDArray[np.float64]
+Label = TypeVar("Label", bound=Hashable)
 FORMAT = 1  # of benefit.json
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -113,16 +115,16 @@ def measure(
 def measure_each(
     task: Task,
     metric: str,
-    several: Mapping[str, Predictions],
+    several: Mapping[Label, Predictions],
     alone: Predictions,
     names: Sequence[str],
     *,
     seed: int,
     resamples: int = RESAMPLES,
-) -> dict[str, Trial]:
-    """Do what `measure` does for several methods, by label.
+) -> dict[Label, Trial]:
+    """Do what `measure` does for several models of each client, by label.
 
-    Resamples are drawn once, and training alone is scored on them once.
+    Resamples are drawn once, and models that say the same of a client's examples are scored on them once.
     """
     sizes = np.bincount(alone.owner.numpy(), minlength=len(names)).astype(float)
     samples = {label: np.empty((len(names), resamples)) for label in several}
@@ -130,13 +132,13 @@ def measure_each(
     for i, name in enumerate(names):
         one = alone.of(i)
         each = {label: ours.of(i) for label, ours in several.items()}
-        of_alone = statistic(task, metric, one)
-        of = {label: statistic(task, metric, ours) for label, ours in each.items()}
+        models, which = _distinct([one, *each.values()])
+        of = [statistic(task, metric, model) for model in models]
         start = 0
         for weights in draws(int(sizes[i]), resamples, rng.generator(seed, "bootstrap", name)):
-            place, by_itself = slice(start, start + len(weights)), of_alone(weights)
-            for label in several:
-                samples[label][i, place] = of[label](weights) - by_itself
+            place, scored = slice(start, start + len(weights)), [of_model(weights) for of_model in of]
+            for label, k in zip(several, which[1:], strict=True):
+                samples[label][i, place] = scored[k] - scored[which[0]]
             start = place.stop
         for label, ours in each.items():
             differ[label][i] = differing(metric, ours, one, regression=task.kind == "regression")
@@ -144,6 +146,18 @@ def measure_each(
     scores = {label: score(task, *ours, len(names))[metric] for label, ours in several.items()}
     sign = sign_of(metric)
     return {label: Trial(sizes, scores[label], local, sign * samples[label], differ[label]) for label in several}
+
+
+def _distinct(each: Sequence[Predictions]) -> tuple[list[Predictions], list[int]]:
+    """Return those of one client's predictions that differ, and for each of `each` the number of its equal."""
+    models, which = list[Predictions](), list[int]()
+    for one in each:
+        alike = (k for k, model in enumerate(models) if one.outputs.dtype == model.outputs.dtype)
+        same = (k for k in alike if torch.equal(one.outputs, models[k].outputs))
+        which.append(next(same, len(models)))
+        if which[-1] == len(models):
+            models.append(one)
+    return models, which
 
 
 def judge(metric: str, names: Sequence[str], trials: Sequence[Trial], *, seed: int) -> Benefit:

@@ -11,10 +11,13 @@ clients' messages, number by number:
     little        m - 1.5 s: so little that it hides among the honest ones                  (`little`; Baruch 2019)
     copy          an honest client's message, half of the way to its nearest honest one,    (`copied`)
                   but in the direction against that client's step: always the most similar
+    absent        it takes no part at all: what the honest clients have without it          (`without`)
 
-Hostile clients know the honest ones' messages of the round, and work together. Only the models in a message are false:
-numbers of examples and log-weights are what the method makes them. Parts that are written to single clients
-(`coterie.core.routes.Addressed`) are steps, and are taken for w_i - w.
+`absent` is no attack but what the others are to be compared with: data that hostile clients do not share are lost
+whatever the defence. What is sent is finite, and no longer than a server accepts. Hostile clients know the honest ones'
+messages of the round, and work together. Only the models in a message are false: numbers of examples and log-weights
+are what the method makes them. Parts that are written to single clients (`coterie.core.routes.Addressed`) are steps,
+and are taken for w_i - w.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import torch
 from torch import Tensor
 
 from coterie.compute.availability import unavailable
-from coterie.core import rng, routes
+from coterie.core import rng, routes, tree
 from coterie.core.errors import ConfigError
 from coterie.core.tree import Params, Tree
 from coterie.data import Federation
@@ -37,6 +40,7 @@ from coterie.experiment.setup import Data, Model, Setup, prepare
 from coterie.experiment.simulation import Simulation
 from coterie.methods.fields import AnyMethod
 
+NORM_BOUND = 1e6  # of a false model: what servers refuse beyond (`deploy.norm_bound`)
 SCALE = 10.0  # times its step that a client sends, in `scaled`; times the spread, in `gaussian`
 LITTLE = 1.5  # standard deviations
 COPIED = 0.5  # of the distance to the nearest honest client
@@ -89,6 +93,7 @@ MESSAGES: Mapping[str, Forgery] = {
     "copy": copied,
 }
 ATTACKS = ("label-flip", *MESSAGES)
+ABSENT = "absent"
 
 
 def tampering(attack: str, hostile: Sequence[int], seed: int) -> Callable[[int, list[int], Tree, Tree], Tree]:
@@ -109,14 +114,29 @@ def tampering(attack: str, hostile: Sequence[int], seed: int) -> Callable[[int, 
             sent = next((found for found in references if _covers(found, real)), None)
             start = {name: torch.zeros_like(leaf) if sent is None else sent[name] for name, leaf in real.items()}
             w, before = _flat(real), _flat(start)
-            w = w.index_copy(0, there.nonzero().flatten(), forge(w, before, there, draw).to(w.dtype))
+            # A hostile client whose own training diverged, under its own attack, knows what an honest one would send.
+            w = torch.where(there[:, None] & ~w.isfinite().all(1, keepdim=True), w[~there].mean(0), w)
+            w = w.index_copy(0, there.nonzero().flatten(), _bounded(forge(w, before, there, draw)).to(w.dtype))
             pieces = torch.split(w, [leaf[0].numel() for leaf in real.values()], 1)
             whole = zip(real.items(), pieces, strict=True)
             return {**models, **{name: piece.reshape(leaf.shape).to(leaf.dtype) for (name, leaf), piece in whole}}
 
-        return _each_model(ups, replaced)
+        return tree.map(lambda leaf: _finite_where(there, leaf), _each_model(ups, replaced))
 
     return tamper
+
+
+def _bounded(w: Tensor) -> Tensor:
+    """Shorten models whose norm a server would refuse."""
+    shorter: Tensor = NORM_BOUND / w.norm(dim=1, keepdim=True).clamp_min(NORM_BOUND)
+    return w * shorter
+
+
+def _finite_where(hostile: Tensor, leaf: Tensor) -> Tensor:
+    """Replace what is not finite in hostile clients' rows, which would be refused, too."""
+    if not leaf.is_floating_point() or bool(leaf[hostile].isfinite().all()):
+        return leaf
+    return leaf.index_copy(0, hostile.nonzero().flatten(), leaf[hostile].nan_to_num(0.0, 0.0, 0.0))
 
 
 def flip_labels(federation: Federation, hostile: Sequence[int]) -> Federation:
@@ -132,6 +152,12 @@ def flip_labels(federation: Federation, hostile: Sequence[int]) -> Federation:
         at = torch.from_numpy(np.asarray(federation.split(i).train))
         y[at] = federation.num_classes - 1 - y[at]
     return dataclasses.replace(federation, y=y)
+
+
+def without(federation: Federation, hostile: Sequence[int]) -> Federation:
+    """Return the federation of the honest clients."""
+    names = {federation.names[i] for i in hostile}
+    return dataclasses.replace(federation, clients={n: s for n, s in federation.clients.items() if n not in names})
 
 
 class Attacked(NamedTuple):
@@ -162,7 +188,8 @@ def attack(
     Who is hostile depends on the clients' names and the seed, so that it is the same for every method and attack.
 
     Args:
-        attack: one of `ATTACKS`; None: the hostile clients are as honest as the others, but are not scored either.
+        attack: one of `ATTACKS`; "absent": the hostile clients take no part; None: they are as honest as the others,
+            but are not scored either.
         hostile: how many clients are hostile.
         method: as in `coterie.run`.
         data: as in `coterie.run`.
@@ -183,7 +210,7 @@ def check_attacks(names: Sequence[str]) -> Sequence[str]:
     Raises:
         ConfigError: there is no such attack.
     """
-    if unknown := [name for name in names if name not in ATTACKS]:
+    if unknown := [name for name in names if name not in (*ATTACKS, ABSENT)]:
         raise ConfigError([f"there is no attack '{unknown[0]}'; there are {', '.join(ATTACKS)}"])
     return names
 
@@ -203,25 +230,27 @@ def hostile_clients(setup: Setup, number: int) -> list[int]:
 def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> Attacked:
     """Do the same with a run that is prepared, and these clients hostile."""
     config, federation = setup.config, setup.federation
+    names = federation.names
+    honest = [i for i in range(len(names)) if i not in hostile]
     if attack == "label-flip":
         federation = flip_labels(federation, hostile)
+    if attack == ABSENT:
+        federation = without(federation, hostile)
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
     )
     sim.shares = setup.shares
     if attack is not None and attack in MESSAGES:
-        sim.tamper = tampering(attack, hostile, config.seed)
+        sim.tamper, sim.hostile = tampering(attack, hostile, config.seed), frozenset(hostile)
     compiled = not unavailable() if config.compile is None else config.compile
     engine = Engine("stacked" if config.engine == "auto" else config.engine, compiled)
     for number in range(1, config.rounds + 1):
         sim.train(number, engine)
-    scores = sim.evaluate(config.rounds, engine)["test"][setup.metric]
-    honest = [i for i in range(len(federation.names)) if i not in hostile]
-    names = federation.names
-    return Attacked(
-        setup.metric, tuple(names[i] for i in honest), tuple(names[i] for i in hostile), np.asarray(scores)[honest]
-    )
+    scores = np.asarray(sim.evaluate(config.rounds, engine)["test"][setup.metric])
+    if attack != ABSENT:
+        scores = scores[honest]
+    return Attacked(setup.metric, tuple(names[i] for i in honest), tuple(names[i] for i in hostile), scores)
 
 
 def _covers(found: Params, real: Params) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from coterie.core import tree
 from coterie.engine.fork_jobs import DoJobs
+from coterie.evaluation import Benefit
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import METRICS, average
 from coterie.experiment.result import Result
@@ -18,6 +19,8 @@ from coterie.experiment.take_home.card import selected_by, write_cards
 from coterie.profiling import timed
 from coterie.storage import files
 from coterie.storage.run_folder import FORMAT, RunFolder
+
+FILES_OF_A_CLIENT = 4  # what is taken home, the local model, and two cards
 
 
 @timed("finish")
@@ -33,15 +36,23 @@ def finish(
         population: how many clients trained together, if `setup` is that of one site only.
         do: runs the jobs that write the cards; by default, processes do.
     """
-    if result.reference is not None:
-        add_benefit(result, out)
     beside = result.reference is not None or setup.config.take_home == "federated" or setup.config.method == "local"
+    decided = benefit = None
     if adopt.wanted(setup.config) and result.validation is not None and beside:
-        take_home(result, out)
-    elif out:
-        (out / adopt.FILE).unlink(missing_ok=True)  # of a run that was resumed with another choice
+        alone = None if result.reference is None else _outputs(result.reference)
+        decided = adopt.decide(result.config, result.task, len(result.names), _outputs(result), alone)
+    with files.together(FILES_OF_A_CLIENT * len(result.names) if out else 0):
+        if result.reference is not None:
+            if decided:
+                _, benefit = result.benefits(decided.kept.test)
+            add_benefit(result, out)
+        if decided:
+            take_home(result, decided, benefit, out)
+        elif out:
+            (out / adopt.FILE).unlink(missing_ok=True)  # of a run that was resumed with another choice
+        if out:
+            write_cards(result, setup, out, population=population, do=do)
     if out:
-        write_cards(result, setup, out, population=population, do=do)
         write_tables(result, out)
 
 
@@ -61,13 +72,10 @@ def add_benefit(result: Result, out: Path | None) -> None:
         files.write_json(out / "benefit.json", found.to_json())
 
 
-def take_home(result: Result, out: Path | None) -> None:
-    """Let every client choose what it takes home, add that to the rows, and write it."""
-    both = [None if each is None else _outputs(each) for each in (result, result.reference)]
-    ours, alone = both
-    assert ours is not None
+def take_home(result: Result, decided: adopt.Decisions, benefit: Benefit | None, out: Path | None) -> None:
+    """Add what every client decided to take home to the rows, and write it."""
     before = None if result.reference is None else result.benefit()
-    found = adopt.adopt(result.config, result.task, result.metric, result.names, ours, alone, before)
+    found = adopt.measured(decided, result.task, result.metric, result.names, benefit, before)
     result.take_home = found
     for i, row in enumerate(result.clients):
         row |= found.row(i)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from coterie.core.errors import ConfigError
+from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
-from coterie.experiment.run import Progress, Silent, run_setup
+from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods.fields import suggest
 from coterie.storage.files import read_json, write_json, write_text

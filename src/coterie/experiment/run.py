@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coterie.compute.availability import asked_for_plain
 from coterie.core import client_rows
@@ -19,12 +19,14 @@ from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.core.toml import read_toml, to_toml
 from coterie.data import Federation
 from coterie.data.loading import is_known
-from coterie.evaluation.benefit import sign_of
-from coterie.evaluation.metrics import METRICS, average, with_one_nan
+from coterie.evaluation.metrics import METRICS, with_one_nan
 from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
+from coterie.experiment.global_tests import both_tests
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
+from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
@@ -43,31 +45,6 @@ if TYPE_CHECKING:
     from coterie.engine import ClientRunner
     from coterie.experiment.several.lockstep import RunThread
 from coterie.storage.paged_rows import Store
-
-
-class Progress(Protocol):
-    """Receive news of a run as it proceeds; `coterie.cli.progress` shows it on a terminal."""
-
-    def say(self, text: str) -> None:
-        """Receive a remark, such as which engine was picked."""
-
-    def start(self, label: str, done: int, rounds: int) -> None:
-        """Receive the start of training: what is trained, the rounds done before, and all rounds."""
-
-    def round(self, record: dict[str, Any], metric: str) -> None:
-        """Receive the record of a round, and the metric that selects rounds."""
-
-    def stop(self) -> None:
-        """Receive the end of training, whether it was completed or not."""
-
-
-class Silent:
-    """Ignore all news of a run."""
-
-    def say(self, text: str) -> None: ...
-    def start(self, label: str, done: int, rounds: int) -> None: ...
-    def round(self, record: dict[str, Any], metric: str) -> None: ...
-    def stop(self) -> None: ...
 
 
 def run(
@@ -288,7 +265,7 @@ def execute(
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
     if folder and resume:
         done, sim.state, best = folder.load_last(sim.state)
-        records = [_with_all_metrics(record, setup) for record in folder.read_rounds(done)]
+        records = [with_all_metrics(record, setup) for record in folder.read_rounds(done)]
         folder.rewrite_rounds(records)
         best, kept = _best_on_disk(folder, sim.state, done, best)
     elif folder:
@@ -298,7 +275,7 @@ def execute(
     engine: ClientRunner = thread.engine(start) if thread else pick_engine([start], start.probe, tell.say, choices)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
     tell.start(config.method, done, config.rounds)
-    standing = math.nan if best is None else score_of(setup.metric, config.average, _at(records, best))
+    standing = math.nan if best is None else score_of(setup.metric, config.average, record_of(records, best))
     journal = Journal(folder, config.checkpoint_every, done, best)
     try:
         for number in each("round", range(done + 1, config.rounds + 1)):
@@ -312,7 +289,7 @@ def execute(
                     score = score_of(setup.metric, config.average, scores)
                     if best is None or config.takes_last or better(score, standing):
                         best, kept, standing = number, sim.state, score
-            record = _record(number, outcome, federation) | scores
+            record = round_record(number, outcome, federation) | scores
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
             records.append(record)
             journal.add(record, sim.state, best, kept, last=number == config.rounds)
@@ -326,18 +303,18 @@ def execute(
         tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
-    last, both = records[-1]["round"], sim.both_tests(records[-1]["round"], engine)
+    last, both = records[-1]["round"], both_tests(sim, records[-1]["round"], engine)
     sim.state = kept
     views = sim.views(best, engine)
     outputs = sim.all_predictions(best, engine)
     predictions, validation = outputs["test"], outputs["validation"]
     if both:
-        selected = both if best == last else sim.both_tests(best, engine)
+        selected = both if best == last else both_tests(sim, best, engine)
         both = {"selected": {"round": best, **selected}, "last": {"round": last, **both}}
     result = Result(
         config,
         out,
-        _client_rows(setup, records, best),
+        table_rows(setup, records, best),
         records,
         best,
         setup.metric,
@@ -352,44 +329,13 @@ def execute(
         budget=setup.budget,
     )
     if folder:
-        folder.write_predictions(predictions)
-        if adopt.wanted(config):
-            folder.write_predictions(validation, VALIDATION)
         models = partial(write_models, folder, result, federation, len(federation.names))
-        with files.together(2 * len(federation.names)):
+        with files.together(2 + 2 * len(federation.names)):
+            folder.write_predictions(predictions)
+            if adopt.wanted(config):
+                folder.write_predictions(validation, VALIDATION)
             thread.do([models]) if thread else models()
     return result
-
-
-def _record(number: int, outcome: Any, federation: Federation) -> dict[str, Any]:
-    return {
-        "round": number,
-        "participants": [federation.names[i] for i in outcome.participants],
-        "info": {name: value.tolist() for name, value in outcome.info.items()},
-        "server": {name: value.tolist() for name, value in outcome.server_info.items()},
-        "bytes_up": outcome.bytes_up,
-        "bytes_down": outcome.bytes_down,
-    }
-
-
-def _with_all_metrics(record: dict[str, Any], setup: Setup) -> dict[str, Any]:
-    """Fill in NaN for metrics that an earlier version, with which the run began, did not measure."""
-    unknown = dict.fromkeys(METRICS[setup.task.kind], [math.nan] * len(setup.federation.names))
-    parts = ("validation", "test", "global_validation", "global_test")
-    return record | {part: unknown | record[part] for part in parts if part in record}
-
-
-def _client_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list[dict[str, Any]]:
-    chosen = _at(records, best)
-    rows = []
-    for i, (name, split) in enumerate(setup.federation.clients.items()):
-        row: dict[str, Any] = {"client": name, "train": len(split.train), "validation": len(split.validation)}
-        row |= {"test": len(split.test), "round": best}
-        for part in ("validation", "test"):
-            row |= {f"{part}_{metric}": chosen[part][metric][i] for metric in METRICS[setup.task.kind]}
-        row |= {f"last_test_{metric}": records[-1]["test"][metric][i] for metric in METRICS[setup.task.kind]}
-        rows.append(row)
-    return rows
 
 
 @timed("write")
@@ -440,25 +386,6 @@ def _best_on_disk(folder: RunFolder, like: State, done: int, best: int | None) -
         return best, folder.load(best, like)[0]
     except CheckpointError:
         return None, None  # the best one is damaged: select again among what follows
-
-
-def _at(records: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    return next(record for record in records if record["round"] == number)
-
-
-def better(new: float, old: float) -> bool:
-    """Return whether `new` is strictly better, so that ties go to the earlier round."""
-    return new > old or (math.isnan(old) and not math.isnan(new))
-
-
-def score_of(metric: str, how: str | None, record: dict[str, Any]) -> float:
-    """Return the number that rounds are selected by, of which higher is better; `how` clients are averaged.
-
-    Where the metric is defined for no client, as an AUROC is if all validation parts have one class, it is the loss.
-    """
-    by = record["validation"]
-    found = sign_of(metric) * average(by[metric], how)
-    return -average(by["loss"], how) if math.isnan(found) and "loss" in by else found
 
 
 def local_like(method: AnyMethod) -> AnyMethod:

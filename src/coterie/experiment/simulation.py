@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,20 +23,17 @@ from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.engine import Central, ClientRunner, Place, Rows, in_order
 from coterie.engine.engine import one_thread, threads_for
-from coterie.evaluation import Predictions, Scores, score
-from coterie.evaluation.metrics import mean
+from coterie.evaluation import Predictions, Scores
 from coterie.experiment.privacy.site_level import Shares
-from coterie.experiment.scored_examples import PARTS, Examples, Pool
+from coterie.experiment.scored_examples import PARTS, Examples
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import span, timed
 from coterie.storage.paged_rows import Paged, Store
 from coterie.storage.state import State
 
 ACTIVATION_BYTES = 12 * 2**20  # of one layer's outputs for the examples evaluated at once; more leave the cache
-MAX_POOLED_PREDICTIONS = 10_000_000  # in a global test: examples times the clients' models that predict them
 POOL_PURPOSE = "evaluate on the pool"  # that is, on the test examples of all clients
 DIVERGED = "training diverged"  # how the error begins
-POOLED_OUTPUTS_AT_ONCE = 500_000  # of these predictions, how many are in memory at once
 
 
 class Round(NamedTuple):
@@ -67,6 +63,7 @@ class Simulation:
     shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
     # (round, ids, down, ups) -> the messages as hostile clients make them; None: nobody is hostile
     tamper: Callable[[int, list[int], Tree, Tree], Tree] | None = None
+    hostile: frozenset[int] = frozenset()  # ids of clients that may diverge, since nobody believes them anyway
 
     @classmethod
     def start(
@@ -172,7 +169,7 @@ class Simulation:
             Metrics by part, "validation" and "test". If the method also has one model for everybody (G), its metrics
             on the same examples are in "global_validation" and "global_test".
         """
-        shared = None if own_only else self._shared()
+        shared = None if own_only else self.shared_model()
         with one_thread():
             scores = self._examples.score(self._own_outputs(round, engine))
             if shared is not None:
@@ -192,73 +189,6 @@ class Simulation:
             outputs = self._own_outputs(round, engine)
             return {part: self._examples.predictions(outputs, part) for part in PARTS}
 
-    @timed("evaluate")
-    def both_tests(self, round: int, engine: ClientRunner) -> dict[str, Any]:
-        """Run pFedBreD's two tests, if the method has a model for everybody (G) beside the clients' own (P).
-
-        The global test measures a model on the pooled test examples of all clients; for P, it averages over clients.
-        The local test measures it on each client's own test examples, and averages by their number. If the global test
-        would take more than `MAX_POOLED_PREDICTIONS`, the pool is a random part of the test examples.
-
-        Returns:
-            {"examples": size of the pool, "G": {"global": metrics, "local": metrics}, "P": the same}; {} without a G.
-        """
-        shared = self._shared()
-        if shared is None:
-            return {}
-        everyone = self._everyone
-        own = [self.federation.split(i).test for i in everyone]
-        sizes = [float(len(each)) for each in own]
-        pool = np.concatenate(own)
-        if len(pool) * len(everyone) > MAX_POOLED_PREDICTIONS:
-            number = max(1, MAX_POOLED_PREDICTIONS // len(everyone))
-            pool = np.sort(rng.generator(self.seed, "global test").choice(pool, number, replace=False))
-        local = {
-            "G": self._examples.score(self._shared_outputs(round, engine, shared))["test"],
-            "P": self._examples.score(self._own_outputs(round, engine))["test"],
-        }
-        copies = everyone[:1] if isinstance(self.place, Central) else everyone  # one server has one G
-        found = self._pooled_inline(round, shared, copies, pool) or self._pooled_by_engine(
-            round, engine, shared, copies, pool
-        )
-        tests: dict[str, Any] = {"examples": len(pool)}
-        for which, scores in found.items():
-            tests[which] = {
-                "global": {metric: mean(values) for metric, values in scores.items()},
-                "local": {metric: mean(values, sizes) for metric, values in local[which].items()},
-            }
-        return tests
-
-    def _pooled_inline(self, round: int, shared: Params, copies: list[int], pool: Index) -> dict[str, Scores]:
-        """Return the metrics of every P and G on all of `pool`, or {} if models have to be made or kept elsewhere."""
-        examples = Pool(self.federation, self.task, pool)
-        if not (examples.fits(len(self._everyone)) and self._views_are_at_hand()):
-            return {}
-        width = _width(self.federation.x)
-        with one_thread(), on(self.federation.x.device):
-            views = self._views_at_hand(round)
-            rows = [tree.rows(shared, i) for i in copies]
-            return {
-                "G": examples.score(len(copies), lambda task, i, x: task.logits(rows[i], x), width),
-                "P": examples.score(len(views), lambda task, i, x: self.method.predict(task, views[i], x), width),
-            }
-
-    def _pooled_by_engine(
-        self, round: int, engine: ClientRunner, shared: Params, copies: list[int], pool: Index
-    ) -> dict[str, Scores]:
-        """Do the same with the engine, a few clients at a time."""
-        found: dict[str, list[Scores]] = {"G": [], "P": []}
-        everyone = self._everyone
-        step = max(1, POOLED_OUTPUTS_AT_ONCE // len(pool))
-        for ids in (everyone[start : start + step] for start in range(0, len(everyone), step)):
-            found["P"].append(self._pooled(self._own_results(round, engine, ids, pool), ids, pool))
-            if some := [i for i in ids if i in copies]:
-                found["G"].append(self._pooled(self._shared_results(round, engine, shared, some, pool), some, pool))
-        return {
-            which: {metric: np.concatenate([part[metric] for part in parts]) for metric in parts[0]}
-            for which, parts in found.items()
-        }
-
     @functools.cached_property
     def _everyone(self) -> list[int]:
         return list(range(len(self.federation.names)))
@@ -275,18 +205,19 @@ class Simulation:
 
     def _own_outputs(self, round: int, engine: ClientRunner) -> Tensor:
         """Return each client's own model's outputs for its validation and test examples, in the order of `Examples`."""
-        if self._examples.fits() and self._views_are_at_hand():
+        if self._examples.fits() and self.views_are_at_hand():
             with on(self.federation.x.device):
-                views = self._views_at_hand(round)
+                views = self.views_at_hand(round)
                 if self._examples.is_inline("P", functools.partial(self.method.predict, self.task, views[0])):
                     return self._examples.outputs("P", lambda task, i, x: self.method.predict(task, views[i], x))
-        return self._examples.from_results(self._own_results(round, engine, self._everyone))
+        return self._examples.from_results(self.own_results(round, engine, self._everyone))
 
-    def _views_are_at_hand(self) -> bool:
+    def views_are_at_hand(self) -> bool:
         """Return whether views need no training, and clients' states are in memory."""
         return not self.method.personalize_epochs and not isinstance(self.state.clients, Paged)
 
-    def _views_at_hand(self, round: int) -> list[Tree]:
+    def views_at_hand(self, round: int) -> list[Tree]:
+        """Return each client's view, made here one after another (if `views_are_at_hand`)."""
         down = self._send(self._everyone, *self._for_evaluation, round)
         rows = ((tree.rows(self.state.clients, i), tree.rows(down, i)) for i in self._everyone)
         return [self._view(*row, batches) for row, batches in zip(rows, self._none, strict=True)]
@@ -297,9 +228,9 @@ class Simulation:
             with on(self.federation.x.device):
                 if self._examples.is_inline("G", functools.partial(self.task.logits, tree.rows(shared, 0))):
                     return self._examples.outputs("G", lambda task, i, x: task.logits(tree.rows(shared, i), x))
-        return self._examples.from_results(self._shared_results(round, engine, shared, self._everyone))
+        return self._examples.from_results(self.shared_results(round, engine, shared, self._everyone))
 
-    def _own_results(self, round: int, engine: ClientRunner, ids: list[int], pool: Index | None = None) -> Any:
+    def own_results(self, round: int, engine: ClientRunner, ids: list[int], pool: Index | None = None) -> Any:
         """Map the models of `ids` over their validation and test examples or, if it is given, over `pool`."""
         rows_of = self._personal(round, ids)
 
@@ -310,9 +241,11 @@ class Simulation:
         purpose = "evaluate" if pool is None else POOL_PURPOSE
         return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
 
-    def _shared_results(
+    def shared_results(
         self, round: int, engine: ClientRunner, shared: Params, ids: list[int], pool: Index | None = None
     ) -> Any:
+        """Do the same with the model for everybody, of which `shared` has a row for each client."""
+
         def common(group: list[int]) -> Rows:
             none = self._draw(group, replace(self.plan, epochs=0, steps=None), "personalize", round)
             return (tree.rows(shared, self._at(group)), self._positions(group, pool)), none
@@ -320,7 +253,8 @@ class Simulation:
         purpose = "evaluate globally" if pool is None else POOL_PURPOSE
         return engine.map(self._global_outputs, self.federation, ids, common, purpose=purpose)
 
-    def _shared(self) -> Params | None:
+    def shared_model(self) -> Params | None:
+        """Return the model for everybody (G), one row per client, if the method has one."""
         return self.place.models(self.method, self.state.server, len(self.federation.names))
 
     def _positions(self, group: list[int], pool: Index | None = None) -> tuple[Tensor, ...]:
@@ -328,13 +262,6 @@ class Simulation:
             return (torch.from_numpy(pool).to(self.federation.x.device).expand(len(group), -1),)
         splits = [self.federation.split(i) for i in group]
         return tuple(pad_positions([split[part] for split in splits]).to(self.federation.x.device) for part in PARTS)
-
-    def _pooled(self, results: list[tuple[list[int], Tree]], ids: list[int], pool: Index) -> Scores:
-        """Return the metrics of the models of `ids`, each on all of `pool`."""
-        (outputs,) = in_order(results, ids)
-        y = self.federation.y[torch.from_numpy(pool)]
-        owner = torch.arange(len(ids)).repeat_interleave(len(pool))
-        return score(self.task, outputs.flatten(0, 1), y.repeat(len(ids), *[1] * (y.ndim - 1)), owner, len(ids))
 
     def views(self, round: int, engine: ClientRunner) -> Any:
         """Return what every client would deploy, one row per client; paged if the clients' states are."""
@@ -432,6 +359,10 @@ class Simulation:
     @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
         """Raise `CoterieError` if a client reports NaN or infinite values."""
+        if self.hostile:
+            honest = torch.tensor([i not in self.hostile for i in ids])
+            ids = [i for i in ids if i not in self.hostile]
+            ups, info = tree.rows((ups, info), honest)
         reported = [*info.values(), *tree.leaves(ups)]
         if math.isfinite(sum(float(leaf.sum()) for leaf in reported)):  # then all of them are; one pass, no copy
             return
@@ -447,11 +378,11 @@ class Simulation:
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
     """Predict the examples at `positions`, so few at a time that they stay in the cache."""
-    width = _width(x)
+    width = examples_at_once(x)
     with faster_if_alone():
         return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)
 
 
-def _width(x: Tensor) -> int:
+def examples_at_once(x: Tensor) -> int:
     """Return how many examples to predict at once: their values as float32, in 32 channels, stay in the cache."""
     return max(1, ACTIVATION_BYTES // max(x[0].numel() * 4 * 32, 1))

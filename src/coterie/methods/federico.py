@@ -41,7 +41,9 @@ Deviations:
   sums over all j, but notes that nearly all w_ij are nearly 0 (section 4.3). What the deployed models have of the
   posterior weight is logged as `deployed_mass`.
 - `cap` below 1, which is not in the paper, lets no other client's model weigh more than that, in training and in
-  prediction; the rest goes to the client's own.
+  prediction; the rest goes to the client's own. Nor does anybody else's contribution to a model weigh more, or go
+  further than its owner's own (`mixtures.capped_contributions`).
+- A model of another client whose loss here is not finite counts as one of `WORTHLESS`, and gets no contribution.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ from coterie.parts import mixtures
 from coterie.parts.mixtures import Losses, Mixture
 
 Positive = Annotated[float, Field(gt=0)]
+WORTHLESS = 1e6  # the loss of another client's model that has none, or a larger one
 WEIGHT_ROUNDING = 1e-4  # posterior weights in a message may add up to this much more than 1
 
 
@@ -186,6 +189,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         owners, models = down.models
         tau = batches.count if isinstance(self.temperature, str) else torch.tensor(self.temperature)
         loss = vmap(lambda phi: mean_loss(task, phi, batches.epoch(0)))(models)  # [K]
+        loss = torch.cat([loss[:1], loss[1:].nan_to_num(WORTHLESS, WORTHLESS).clamp_max(WORTHLESS)])
         whose = owners[:, None] == torch.arange(len(down.losses.last))  # [K, N]
         beta = self.beta if self.loss_tracking == "ema" else None
         losses = mixtures.track_losses(down.losses, whose, tau * loss, beta)
@@ -196,7 +200,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         weight = mixtures.capped(weight, self.cap)
         optimizer = self.optimizer if self.local_work == "epochs" else None
         times = tau if self.temperature == "count" and optimizer is None else torch.ones(())
-        steps = mixtures.contributions(task, optimizer, models, weight, times, batches)
+        steps = mixtures.only_finite(mixtures.contributions(task, optimizer, models, weight, times, batches))
         number = self._number(len(w), self._deployed)
         mass = mixtures.deployed_mass(losses.tracked, losses.visited, whose[0], number, self.prune_below)
         info = {"loss": loss[0], "collaborators": torch.special.entr(w).sum().exp(), "deployed_mass": mass}
@@ -208,8 +212,10 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         row = torch.where(at < 0, len(server.held), at)  # rows that are not held here go to one too many
         roomy = tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), server.losses)
         losses = tree.rows(tree.put(roomy, row, ups.own), slice(len(server.held)))
+        to = server.at(ups.to)
+        steps = mixtures.capped_contributions(ups.parts, to, self.cap) if self.cap < 1 else ups.parts
         models, states = mixtures.apply_contributions(
-            optimizer, server.models, server.optimizer, server.at(ups.to), ups.parts, self.idle_below
+            optimizer, server.models, server.optimizer, to, steps, self.idle_below
         )
         heard = server.heard.index_fill(0, ids, True)
         return Server(server.held, models, states, losses, heard, server.keys)

@@ -263,6 +263,8 @@ def _inverse_root(offset: Tensor, rtol: float, noise: float) -> Tensor:
     Both offset' offset and offset offset' have the eigenvalues of Sigma (times Z); the smaller one is decomposed.
     """
     size, dim = offset.shape
+    if not bool(offset.isfinite().all()):
+        return offset.new_full((1, dim), torch.nan)  # training diverged, which the run says of this client
     few_examples = size <= dim
     values, vectors = torch.linalg.eigh((offset @ offset.T if few_examples else offset.T @ offset) / size)
     kept = values > max(rtol * float(values[-1]), noise)  # ascending; nothing is kept where examples do not differ

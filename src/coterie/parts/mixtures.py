@@ -153,6 +153,53 @@ def contributions(
     return Contributions(weight, scaled(weight * times, grads), scaled(weight, tree.sub(left, rest)))
 
 
+def only_finite(steps: Contributions) -> Contributions:
+    """Contribute nothing to others' models that cannot be trained here; what goes to the client's own model stays.
+
+    A hostile client may offer a model whose gradients overflow. An honest one would otherwise send NaN, and be refused.
+    """
+    ways = [leaf.reshape(len(leaf), -1) for leaf in tree.leaves((steps.trained, steps.buffers))]
+    fine = torch.stack([way.isfinite().all(1) for way in ways]).all(0)  # [K]
+    fine = fine | (torch.arange(len(fine)) == 0)
+    kept: Contributions = vmap(lambda ok, step: tree.map(lambda leaf: torch.where(ok, leaf, 0), step))(fine, steps)
+    return kept
+
+
+def capped_contributions(steps: Contributions, at: Tensor, cap: float) -> Contributions:
+    """Hold what others contribute to a model to the weight `cap`, and to a way as long as its owner's own.
+
+    A client could otherwise claim all its weight for one model, and move it wherever it wants. With the way of client j
+    to i's model g_j = c_j / w_j (its contribution over its weight),
+
+        w_j  <-  min(w_j, cap),    g_j  <-  min(1, ||g_i|| / ||g_j||) g_j
+
+    in trained parameters; ways of buffers are shortened alike. Where the owner took no part, the median way of all
+    clients with their own models stands for its own.
+
+    Args:
+        steps: the contributions, leaves [senders, K, ...]; a sender's own model is the first of its K.
+        at: [senders, K] int64, the row of the model to which each contribution is made; -1 if it is not here.
+        cap: the most that another client's contribution may weigh.
+    """
+    squares = [leaf.reshape(*at.shape, -1).double().square().sum(2) for leaf in steps.trained.values()]
+    tiny = torch.finfo(torch.float64).tiny
+    way = (
+        torch.stack(squares).sum(0).sqrt() / steps.weight.clamp_min(torch.finfo(steps.weight.dtype).tiny)
+    ).nan_to_num()
+    rows = int(at.max()) + 2  # the last is of models that are not here
+    row = torch.where(at < 0, rows - 1, at)
+    most = way[:, 0].median().expand(rows).index_copy(0, row[:, 0], way[:, 0])[row]
+    itself = torch.arange(at.shape[1]) == 0
+    lighter = cap / steps.weight.double().clamp_min(cap)
+    factor = torch.where(itself, 1.0, lighter * (most / way.clamp_min(tiny)).clamp_max(1))
+    weight = torch.where(itself, steps.weight, steps.weight.clamp_max(cap))
+
+    def scaled(leaf: Tensor) -> Tensor:
+        return leaf * factor.reshape(*at.shape, *[1] * (leaf.ndim - 2)).to(leaf.dtype)
+
+    return Contributions(weight, tree.map(scaled, steps.trained), tree.map(scaled, steps.buffers))
+
+
 def apply_contributions(
     optimizer: Optimizer | None, models: Params, states: Tree, at: Tensor, steps: Contributions, idle_below: float
 ) -> tuple[Params, Tree]:

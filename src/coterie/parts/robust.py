@@ -8,6 +8,7 @@ robust before the method combines them. Of the clients' models w_1, ..., w_n, as
                        and as many largest values
     krum:f             the w_i whose n - f - 2 nearest others are nearest, by the      (`krum`; Blanchard et al. 2017)
                        sum of squared distances
+    multi-krum:f       the mean of the n - f models with the smallest such sums             (`multi_krum`; the same)
     geometric-median   argmin_z sum_i ||w_i - z||, by Weiszfeld's iteration            (`geometric_median`;
                                                                                        Pillutla et al. 2022)
     clip:r             w_i <- m + min(1, r / ||w_i - m||) (w_i - m), where m is the    (`clip`)
@@ -40,7 +41,7 @@ AnyMethod = Method[Any, Any, Any, Any]
 Rule = Callable[[Tensor], Tensor]  # [clients, numbers] -> the same shape
 WEISZFELD_STEPS = 50
 NEAR_ZERO = 1e-12  # of the mean distance: a point so near to another counts as so near
-CHOICES = "median, trimmed:0.2, krum:1, geometric-median, clip:auto or clip:10"
+CHOICES = "median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto or clip:10"
 
 
 def median(w: Tensor) -> Tensor:
@@ -59,14 +60,28 @@ def krum(w: Tensor, hostile: int) -> Tensor:
     Raises:
         ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
     """
+    return w[_krum_scores(w, hostile, "krum").argmin()].expand_as(w)
+
+
+def multi_krum(w: Tensor, hostile: int) -> Tensor:
+    """Return the mean of all models but the `hostile` ones that lie farthest from their nearest others, for everybody.
+
+    Raises:
+        ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
+    """
+    score = _krum_scores(w, hostile, "multi-krum")
+    return w[score.argsort(stable=True)[: len(w) - hostile]].mean(0).expand_as(w)
+
+
+def _krum_scores(w: Tensor, hostile: int, name: str) -> Tensor:
+    """Return each model's sum of squared distances to its n - hostile - 2 nearest others: [clients]."""
     n = len(w)
     if n < 2 * hostile + 3:
         raise ConfigError(
-            [f"robust = 'krum:{hostile}' needs {2 * hostile + 3} clients in a round, and {n} were heard: use median"]
+            [f"robust = '{name}:{hostile}' needs {2 * hostile + 3} clients in a round, and {n} were heard: use median"]
         )
     squares = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2
-    score = squares.sort(1).values[:, 1 : n - hostile - 1].sum(1)  # the first is the client itself
-    return w[score.argmin()].expand_as(w)
+    return squares.sort(1).values[:, 1 : n - hostile - 1].sum(1)  # the first is the client itself
 
 
 def geometric_median(w: Tensor) -> Tensor:
@@ -106,8 +121,8 @@ def parse(text: str) -> Rule:
             return median if text == "median" else geometric_median
         if name == "trimmed" and 0 <= float(given) < 0.5:
             return functools.partial(trimmed, share=float(given))
-        if name == "krum" and int(given) >= 0:
-            return functools.partial(krum, hostile=int(given))
+        if name in ("krum", "multi-krum") and int(given) >= 0:
+            return functools.partial(krum if name == "krum" else multi_krum, hostile=int(given))
         if name == "clip" and (given == "auto" or 0 < float(given) < float("inf")):
             return functools.partial(clip, radius=None if given == "auto" else float(given))
     except ValueError:

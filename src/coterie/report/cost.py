@@ -6,19 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from coterie.core.units import bytes_in_words, unit_of_bytes
 from coterie.report.block import Picture
 from coterie.report.read import RunData, numbers
 from coterie.report.style import ALONE, OURS, UNSURE, figure, short_label
-
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def size(count: float) -> str:
-    """Format a number of bytes."""
-    for unit, name in UNITS:
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count:.0f} bytes"
 
 
 def duration(seconds: float) -> str:
@@ -45,7 +36,7 @@ def pictures(run: RunData) -> list[Picture]:
         return []
     up, down = (numbers([record.get(f"bytes_{way}", 0) for record in run.rounds]) for way in ("up", "down"))
     largest = float(np.nanmax(np.concatenate([up, down])))
-    unit, name = next(((u, n) for u, n in UNITS if largest >= u), (1.0, "bytes"))
+    unit, name = unit_of_bytes(largest)
     traffic = figure(height=280, barmode="stack", bargap=0.2, showlegend=True)
     for values, label, colour in ((up, "sent by clients", OURS), (down, "received by clients", ALONE)):
         hover = f"round %{{x}}: %{{y:.3g}} {name}<extra>{label}</extra>"
@@ -57,7 +48,7 @@ def pictures(run: RunData) -> list[Picture]:
     time.add("bar", x=at, y=values, marker={"color": UNSURE}, hovertemplate="round %{x}: %{y:.3g} s<extra></extra>")
     time.update_xaxes(title={"text": "round"}, showgrid=False)
     time.update_yaxes(title={"text": "seconds per round"}, rangemode="tozero")
-    totals = f"{size(float(up.sum()))} sent and {size(float(down.sum()))} received"
+    totals = f"{bytes_in_words(float(up.sum()))} sent and {bytes_in_words(float(down.sum()))} received"
     both = f"All clients together: {totals} in {len(at)} rounds."
     total = (
         f"Training and evaluation took {duration(seconds(run))} in total, on the machine that simulated the clients."
@@ -72,14 +63,14 @@ def compared(runs: Mapping[str, list[RunData]], colours: Mapping[str, str]) -> P
     """Draw one bar per method."""
     made = figure(height=int(np.clip(34 * len(runs) + 80, 160, 700)), bargap=0.35, showlegend=False)
     totals = [float(np.mean([sent(run) for run in group])) for group in runs.values()]
-    unit, name = next(((u, n) for u, n in UNITS if max(totals, default=0) >= u), (1.0, "bytes"))
+    unit, name = unit_of_bytes(max(totals, default=0))
     made.add(
         "bar",
         orientation="h",
         x=[total / unit for total in totals],
         y=list(range(len(runs))),
         marker={"color": [colours[label] for label in runs]},
-        text=[f"{short_label(label)}: {size(total)}" for label, total in zip(runs, totals, strict=True)],
+        text=[f"{short_label(label)}: {bytes_in_words(total)}" for label, total in zip(runs, totals, strict=True)],
         textposition="none",
         hovertemplate="%{text}<extra></extra>",
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from coterie.report.block import Page, Picture
 from coterie.report.style import INK
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+VARIABLE = "BROWSER_PATH"  # in which kaleido looks for the program
 WIDTH, PNG_SCALE = 820, 2  # width of an image in points, and pixels per point in a PNG
 
 
 def export(page: Page, folder: Path) -> list[Path]:
     """Write every figure of a page to `folder`; return the files."""
-    check()
+    browser = find_browser()
     import plotly.io  # which takes longer than writing a report
 
     try:
@@ -34,25 +37,44 @@ def export(page: Page, folder: Path) -> list[Path]:
             scales.append(zoom)
     try:
         widths, heights = ([int(each.layout[side]) for each in figures] for side in ("width", "height"))
-        plotly.io.write_images(figures, targets, scale=scales, width=widths, height=heights)
+        with _browser_path(browser):
+            plotly.io.write_images(figures, targets, scale=scales, width=widths, height=heights)
     except Exception as error:  # kaleido and the browser raise many kinds of errors
         raise CoterieError(f"the browser could not draw the figures: {error}") from error
     return targets
 
 
-def check() -> None:
-    """Raise `CoterieError` if kaleido or a browser is missing."""
+def find_browser() -> str:
+    """Return the browser to draw with: what BROWSER_PATH names, or one that is on the PATH.
+
+    Raises:
+        CoterieError: kaleido or a browser is missing; the message says how to install it.
+    """
     if importlib.util.find_spec("kaleido") is None:
         raise CoterieError("figures as PNG and SVG need kaleido: pip install 'coterie[figures]'")
-    if "BROWSER_PATH" in os.environ:
-        return
+    if asked := os.environ.get(VARIABLE):
+        return asked
     found = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if found is None:
         raise CoterieError(
             "figures as PNG and SVG need Chromium or Chrome, and neither was found: install one (Debian: apt install "
-            "chromium), or set the environment variable BROWSER_PATH to its program"
+            f"chromium), or set the environment variable {VARIABLE} to its program"
         )
-    os.environ["BROWSER_PATH"] = found
+    return found
+
+
+@contextlib.contextmanager
+def _browser_path(browser: str) -> Iterator[None]:
+    """Tell kaleido the browser, by the environment of this process, which is then as it was."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = browser
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _for_print(picture: Picture) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.core.units import bytes_in_words
 from coterie.report import collaboration, cost, scores
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.group import Groups, check, grouped, with_local
@@ -92,7 +93,7 @@ def method_table(groups: Groups, metric: str) -> Table:
         worst = float(np.nanmin(clients)) if sign(metric) > 0 else float(np.nanmax(clients))
         row += [(number(metric, worst), worst), (number(metric, float(np.nanstd(clients))), float(np.nanstd(clients)))]
         total = float(np.mean([cost.sent(run) for run in group]))
-        rows.append([*row, (cost.size(total), total)])
+        rows.append([*row, (bytes_in_words(total), total)])
     caption = (
         "Means over clients, ± the standard deviation over seeds. Worst client and spread refer to means over seeds."
     )

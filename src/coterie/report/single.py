@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie.core.units import bytes_in_words
 from coterie.report import collaboration, cost, embedding, references, scores, taken
 from coterie.report.block import Note, Page, Picture, Section, Table
 from coterie.report.distribution import bubbles, sizes
@@ -84,7 +85,7 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         made.append(("clients that gain", f"{better} of {len(gains)}", beside))
     round_ = f"{run.selected} of {run.config.get('rounds', len(run.rounds))}"
     made.append(("selected round", round_, "by validation data"))
-    made.append(("sent", cost.size(cost.sent(run)), f"in {cost.duration(cost.seconds(run))}"))
+    made.append(("sent", bytes_in_words(cost.sent(run)), f"in {cost.duration(cost.seconds(run))}"))
     return made
 
 

@@ -22,13 +22,13 @@ from coterie.core.tree import Params
 from coterie.profiling import timed
 
 OWN_CHECKSUM = "checksum_of_this_file"  # a key of JSON files
-SYNC_ONCE_FILES = 1000  # so many files are worth one wait for the whole disk instead of one for each
+SYNC_ONCE_FILES = 8  # so many files are worth one wait for the whole disk instead of one for each
 _sync_each = ContextVar("_sync_each", default=True)
 
 
 @contextlib.contextmanager
 def together(number: int) -> Iterator[None]:
-    """Let many files written in the block reach the disk together, at its end.
+    """Let many files written in the block reach the disk together, at its end or at that of a block around it.
 
     A process that dies leaves whole files, as ever. A machine that dies before the end may leave empty ones, so the
     file that says that they are complete is to be written after the block.
@@ -36,7 +36,7 @@ def together(number: int) -> Iterator[None]:
     Args:
         number: how many files there will be; for few of them, each waits for the disk as usual.
     """
-    if number < SYNC_ONCE_FILES or not hasattr(os, "sync"):
+    if number < SYNC_ONCE_FILES or not hasattr(os, "sync") or not _sync_each.get():
         yield
         return
     before = _sync_each.set(False)

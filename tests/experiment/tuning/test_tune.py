@@ -11,7 +11,7 @@ import pytest
 import coterie
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.core.toml import read_toml
-from coterie.experiment.run import Silent
+from coterie.experiment.progress import Silent
 from coterie.experiment.tuning import propose, search
 from coterie.experiment.tuning.tune import Tuning, compare_tuned, tune
 from tests.experiment.tuning.kit import SMALL, federation, with_wrong_test_labels

@@ -11,6 +11,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +19,19 @@ import torch
 
 from coterie.core.errors import CheckpointError, ConfigError
 from coterie.core.optimizers import OPTIMIZERS
+from coterie.core.task import Task
 from coterie.core.toml import read_toml, to_toml
 from coterie.data.federation import Federation, split_again
+from coterie.engine.engine import one_thread
+from coterie.engine.fork_jobs import do_all
 from coterie.evaluation import Predictions
-from coterie.evaluation.benefit import Trial, judge, measure, measure_each
+from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.references import References, references
-from coterie.experiment.run import Progress, Silent, run_setup, write_report
+from coterie.experiment.run import run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
@@ -49,6 +54,8 @@ SETTINGS_NOT_COMPARED = (
     *adopt.SETTINGS,
     "references",
 )  # do not change what a run computes
+OURS, KEPT = "ours", "kept"  # whose models a trial is of: the method's, or those that clients take home
+FILES_OF_A_CHOICE = 5  # of a client
 
 
 class Found(NamedTuple):
@@ -191,17 +198,11 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = 
             together = joined is not None
             for seed, each in _run_or_read(label, setups, folders, tell, choices, together=together).items():
                 found[label, seed] = each
-        for seed, base in bases.items() if "local" in trials.methods else ():
-            several = {label: found[label, seed].predictions for label in measured}
-            about = (base.task, base.metric, several, found["local", seed].predictions, base.federation.names)
-            for label, trial in measure_each(*about, seed=seed).items():
-                measured[label].append(trial)
+        for seed, base in bases.items() if measured and "local" in trials.methods else ():
+            for (label, whose), trial in _against_local(base, list(measured), seed, found, out).items():
+                (kept if whose == KEPT else measured)[label].append(trial)
         if trials.references:
             usual += [references(base.federation, base.task) for base in bases.values()]
-        if "local" in trials.methods and adopt.wanted(trials.first.config):
-            for seed, base in bases.items():
-                for label in measured:
-                    kept[label].append(_take_home(base, label, seed, found, out))
     rows = [
         {"method": label, "seed": seed, **row}
         for seed in trials.seeds
@@ -276,18 +277,46 @@ def _run_or_read(
     return found
 
 
-def _take_home(base: Setup, label: str, seed: int, found: Mapping[tuple[str, int], Found], out: Path | None) -> Trial:
-    """Let the clients of one run choose between its models and those of local training, and return what that gains."""
-    ours, alone, names = found[label, seed], found["local", seed], base.federation.names
-    choice = adopt.adopt(base.config, base.task, base.metric, names, ours.outputs, alone.outputs)
-    for i, row in enumerate(ours.rows):
-        row |= choice.row(i)
-    if out:
-        folder, beside = _folder(out, label, seed), _folder(out, "local", seed)
-        adopt.write(choice, folder, lambda i: files.read_tensors(model_file(beside, names[i])))
-        rewrite_cards(choice, base.task, folder, seed)
-        RunFolder(folder).write_clients(ours.rows)
-    return measure(base.task, base.metric, choice.predictions, alone.predictions, names, seed=seed)
+def _against_local(
+    base: Setup, labels: Sequence[str], seed: int, found: Mapping[tuple[str, int], Found], out: Path | None
+) -> dict[tuple[str, str], Trial]:
+    """Compare the models of one seed with those of local training.
+
+    If clients choose what they take home, that is added to their rows and written.
+
+    Returns:
+        The trials of each method's models, (label, OURS), and of those that are kept, (label, KEPT).
+    """
+    names, alone = base.federation.names, found["local", seed]
+    several = {(label, OURS): found[label, seed].predictions for label in labels}
+    decided = dict[str, adopt.Decisions]()
+    if adopt.wanted(base.config):
+        for label in labels:
+            outputs = found[label, seed].outputs
+            decided[label] = adopt.decide(base.config, base.task, len(names), outputs, alone.outputs)
+            several[label, KEPT] = decided[label].kept.test
+    trials = measure_each(base.task, base.metric, several, alone.predictions, names, seed=seed)
+    jobs = list[Callable[[], None]]()
+    for label, one in decided.items():
+        after, before = (judge(base.metric, names, [trials[label, each]], seed=seed) for each in (KEPT, OURS))
+        choice = adopt.measured(one, base.task, base.metric, names, after, before)
+        for i, row in enumerate(found[label, seed].rows):
+            row |= choice.row(i)
+        if out:
+            folder, beside = _folder(out, label, seed), _folder(out, "local", seed)
+            jobs.append(partial(_write_choice, choice, base.task, folder, beside, seed))
+    with files.together(FILES_OF_A_CHOICE * len(names) * len(jobs)):
+        do_all(jobs)
+    for label in decided if out else ():
+        RunFolder(_folder(out, label, seed)).write_clients(found[label, seed].rows)
+    return trials
+
+
+@one_thread()  # in a process beside others
+def _write_choice(choice: adopt.Adoption, task: Task, folder: Path, beside: Path, seed: int) -> None:
+    """Write what the clients of a run take home, some of it from the run of local training."""
+    adopt.write(choice, folder, lambda i: files.read_tensors(model_file(beside, choice.names[i])))
+    rewrite_cards(choice, task, folder, seed)
 
 
 def _check_same_data(setup: Setup, folder: Path, rows: list[dict[str, Any]], found: Predictions) -> None:

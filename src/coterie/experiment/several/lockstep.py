@@ -36,8 +36,9 @@ from coterie.engine.engine import Results
 from coterie.engine.fork_jobs import do_all
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine
+from coterie.experiment.progress import Progress
 from coterie.experiment.result import Result
-from coterie.experiment.run import Progress, run_setup
+from coterie.experiment.run import run_setup
 from coterie.experiment.scored_examples import EVALUATION_BYTES
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import POOL_PURPOSE

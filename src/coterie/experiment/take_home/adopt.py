@@ -35,7 +35,6 @@ from coterie.evaluation.adoption import (
     temperature,
     threshold,
 )
-from coterie.evaluation.benefit import judge, measure
 from coterie.evaluation.metrics import METRICS, score, with_one_nan
 from coterie.experiment.config import Config
 from coterie.storage import files
@@ -117,32 +116,31 @@ def wanted(config: Config) -> bool:
     return config.take_home == "best" or config.calibrate or config.threshold is not None
 
 
+class Decisions(NamedTuple):
+    """Hold what the clients decided by their validation examples; lists have one entry per client."""
+
+    choices: list[Choice]
+    temperatures: list[float | None]
+    thresholds: list[float | None]
+    kept: Outputs  # of the models that are kept
+
+
 @one_thread()  # a client has few examples
-def adopt(
-    config: Config,
-    task: Task,
-    metric: str,
-    names: Sequence[str],
-    ours: Outputs,
-    alone: Outputs | None,
-    before: Benefit | None = None,
-) -> Adoption:
-    """Choose for every client, by its validation examples, and measure what it keeps on its test examples.
+def decide(config: Config, task: Task, clients: int, ours: Outputs, alone: Outputs | None) -> Decisions:
+    """Choose for every client what it takes home, by its validation examples.
 
     Args:
         config: says what the clients may choose.
         task: the task, which defines the loss.
-        metric: the one that the run reports, which measures the gain.
-        names: the clients.
+        clients: how many there are.
         ours: outputs of the federated models.
         alone: outputs of the models trained alone; without them, all keep the federated one.
-        before: the benefit of the federated models; computed if it is not given.
     """
     choices, temperatures, thresholds = list[Choice](), list[float | None](), list[float | None]()
-    validation, test, shifted = list[Tensor](), list[Tensor](), list[Tensor]()
+    validation, test = list[Tensor](), list[Tensor]()
     classes = task.kind == "classification"
     two = classes and ours.test.outputs.shape[1] == 2 and ours.test.y.ndim == 1
-    for i in range(len(names)):
+    for i in range(clients):
         mine, theirs = (None if each is None else _of(each, i) for each in (ours, alone))
         assert mine is not None
         choice = not_asked(LOCAL if config.method == "local" else FEDERATED, len(mine.validation.y))
@@ -152,37 +150,38 @@ def adopt(
         warm = temperature(kept.validation) if config.calibrate and classes else None
         if warm is not None:
             kept = Outputs(*(each._replace(outputs=each.outputs / warm) for each in kept))
-        cut = threshold(task, config.threshold, kept.validation) if config.threshold and two else None
         choices.append(choice)
         temperatures.append(warm)
-        thresholds.append(cut)
+        thresholds.append(threshold(task, config.threshold, kept.validation) if config.threshold and two else None)
         validation.append(kept.validation.outputs)
         test.append(kept.test.outputs)
-        shifted.append(kept.test.outputs if cut is None else at_threshold(kept.test.outputs, cut))
-    kept_test = ours.test._replace(outputs=torch.cat(test))
-    kept_validation = ours.validation._replace(outputs=torch.cat(validation))
+    whole = (ours.validation._replace(outputs=torch.cat(validation)), ours.test._replace(outputs=torch.cat(test)))
+    return Decisions(choices, temperatures, thresholds, Outputs(*whole))
+
+
+def measured(
+    decided: Decisions, task: Task, metric: str, names: Sequence[str], benefit: Benefit | None, before: Benefit | None
+) -> Adoption:
+    """Measure on test examples what the clients decided.
+
+    Args:
+        decided: what they decided.
+        task: the task, which defines the loss.
+        metric: the one that the run reports, which measures the gain.
+        names: the clients.
+        benefit: the benefit of the models that are kept, over training alone; None if nothing was trained alone.
+        before: the benefit of the federated models.
+    """
+    validation, test = decided.kept
     at_cut = {}
-    if any(cut is not None for cut in thresholds):
-        scores = score(task, *ours.test._replace(outputs=torch.cat(shifted)), len(names))
+    if any(cut is not None for cut in decided.thresholds):
+        outputs = [test.of(i).outputs for i in range(len(names))]
+        pairs = zip(outputs, decided.thresholds, strict=True)
+        shifted = [each if cut is None else at_threshold(each, cut) for each, cut in pairs]
+        scores = score(task, *test._replace(outputs=torch.cat(shifted)), len(names))
         at_cut = {name: with_one_nan(scores[name]) for name in THRESHOLDED}
-    benefit = None
-    if alone is not None:
-        about = (alone.test, names)
-        benefit = _benefit(task, metric, kept_test, *about, config.seed)
-        before = before or _benefit(task, metric, ours.test, *about, config.seed)
-    return Adoption(
-        list(names),
-        metric,
-        choices,
-        temperatures,
-        thresholds,
-        kept_test,
-        _scores(task, kept_validation, len(names)),
-        _scores(task, kept_test, len(names)),
-        at_cut,
-        benefit,
-        before,
-    )
+    scored = [_scores(task, each, len(names)) for each in (validation, test)]
+    return Adoption(list(names), metric, *decided[:3], test, *scored, at_cut, benefit, before)
 
 
 def _of(outputs: Outputs, i: int) -> Outputs:
@@ -194,12 +193,6 @@ def _kept(kept: str, ours: Predictions, alone: Predictions, task: Task) -> Predi
         mixed = average(ours.outputs, alone.outputs, regression=task.kind == "regression")
         return ours._replace(outputs=mixed)
     return ours if kept == FEDERATED else alone
-
-
-def _benefit(
-    task: Task, metric: str, ours: Predictions, alone: Predictions, names: Sequence[str], seed: int
-) -> Benefit:
-    return judge(metric, names, [measure(task, metric, ours, alone, names, seed=seed)], seed=seed)
 
 
 def _scores(task: Task, found: Predictions, clients: int) -> dict[str, list[float]]:

@@ -119,7 +119,7 @@ def make_card(
             "seed": config.seed,
         },
         "data": {"name": config.data, **_data(federation, i)},
-        "metrics": _metrics(result, i),
+        "metrics": None if result.take_home else _metrics(result, i),
         "selected_metric": result.metric,
         "level": LEVEL,
         "benefit": gain,

@@ -33,8 +33,9 @@ from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.experiment.conclude import add_benefit
 from coterie.experiment.config import Config, parse_bytes, resolve
+from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
-from coterie.experiment.run import Progress, Silent, execute, local_like, read_config, write_models
+from coterie.experiment.run import execute, local_like, read_config, write_models
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.silos import OPTIONS
 from coterie.experiment.take_home.card import write_cards

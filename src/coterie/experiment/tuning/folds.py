@@ -12,7 +12,7 @@ from coterie.core import rng
 from coterie.core.errors import DataError
 from coterie.data.federation import Federation, Split, replace_unchecked, stratified_order
 
-LEAST = 4  # examples of a site beside its test examples: two to train on, one each to choose and to compare by
+MIN_EXAMPLES = 4  # examples of a site beside its test examples: two to train on, one each to choose and to compare by
 
 
 def folds_of(federation: Federation, number: int, seed: int) -> list[Federation]:
@@ -23,10 +23,10 @@ def folds_of(federation: Federation, number: int, seed: int) -> list[Federation]
     """
     sizes = {name: len(own.train) + len(own.validation) for name, own in federation.clients.items()}
     smallest = min(sizes, key=sizes.__getitem__)
-    if sizes[smallest] < LEAST:
+    if sizes[smallest] < MIN_EXAMPLES:
         raise DataError(
             f"client '{smallest}' has {sizes[smallest]} examples beside those for testing: a recommendation needs at "
-            f"least {LEAST}; leave the client out, or give it more data"
+            f"least {MIN_EXAMPLES}; leave the client out, or give it more data"
         )
     number = min(number, sizes[smallest] // 2)
     made: list[dict[str, Split]] = [{} for _ in range(number)]

@@ -19,7 +19,7 @@ from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import mean
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices
-from coterie.experiment.run import Progress
+from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import DIVERGED, Simulation
 from coterie.experiment.tuning.candidates import Engines

@@ -23,7 +23,7 @@ from coterie.evaluation.metrics import mean
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
-from coterie.experiment.run import Progress, Silent
+from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.choice import Choice, choose_method

@@ -13,7 +13,7 @@ import numpy as np
 from coterie.core.errors import CoterieError
 from coterie.evaluation.benefit import sign_of
 from coterie.experiment.pick_engine import Choices
-from coterie.experiment.run import Progress
+from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
 from coterie.experiment.tuning.candidates import Engines, best_of, train_until
 from coterie.experiment.tuning.halving import Rung, rounds_trained

@@ -19,7 +19,8 @@ from coterie.evaluation.benefit import sign_of
 from coterie.experiment.config import TABLES
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
-from coterie.experiment.run import Progress, Silent, run_setup
+from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials, run_trials
 from coterie.experiment.several.compare_runs import compare_runs

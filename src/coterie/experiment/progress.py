@@ -1,0 +1,30 @@
+"""Tell whoever started a run how it proceeds."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Receive news of a run as it proceeds; `coterie.cli.progress` shows it on a terminal."""
+
+    def say(self, text: str) -> None:
+        """Receive a remark, such as which engine was picked."""
+
+    def start(self, label: str, done: int, rounds: int) -> None:
+        """Receive the start of training: what is trained, the rounds done before, and all rounds."""
+
+    def round(self, record: dict[str, Any], metric: str) -> None:
+        """Receive the record of a round, and the metric that selects rounds."""
+
+    def stop(self) -> None:
+        """Receive the end of training, whether it was completed or not."""
+
+
+class Silent:
+    """Ignore all news of a run."""
+
+    def say(self, text: str) -> None: ...
+    def start(self, label: str, done: int, rounds: int) -> None: ...
+    def round(self, record: dict[str, Any], metric: str) -> None: ...
+    def stop(self) -> None: ...
