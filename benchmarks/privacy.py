@@ -45,7 +45,7 @@ def kept(cache: Path, name: str, measure: Callable[[], dict[str, Any]]) -> dict[
 
 def accuracy(method: str, epsilon: float, seed: int, quick: bool) -> dict[str, Any]:
     """Return the mean test accuracy over clients, that of training alone, and the noise."""
-    asked = {} if math.isinf(epsilon) else {"epsilon": epsilon}
+    asked: dict[str, Any] = {} if math.isinf(epsilon) else {"epsilon": epsilon}
     result = coterie.run(method, **{**SETTINGS, **({"rounds": 2} if quick else {})}, **asked, seed=seed)
     assert result.reference is not None
     noise = result.budget.noise if result.budget else 0.0

@@ -52,7 +52,7 @@ class Setup:
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
         method = method.scheduled(self.config.rounds)
-        settings = {"method": name_of(method), "hyper": values_of(method)}
+        settings: dict[str, Any] = {"method": name_of(method), "hyper": values_of(method)}
         settings["optimizer"] = optimizer_values(method) or self.config.optimizer
         if self.config.epsilon is not None:
             settings["noise"] = None  # to be found anew

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from coterie.core.errors import ConfigError
@@ -164,7 +165,7 @@ def for_records(
         noise = 0.0
         for of in sorted(uses, key=lambda of: of[0] / max(of[1], 1)):  # small clients first: they are mostly the worst
             if noise == 0 or cost(of, noise) > wanted.epsilon:
-                noise = accountant.find_noise(lambda value, of=of: cost(of, value), wanted.epsilon)
+                noise = accountant.find_noise(partial(cost, of), wanted.epsilon)
     spent = {of: cost(of, noise) for of in uses}
     epsilons = {name: spent[of] for of, names in uses.items() for name in names}
     parts = {"gradients": {"clip": wanted.clip, "noise": noise, "times": _most(known, uses, 0)}}
