@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.console import say, show
-from coterie.cli.references import reference_rows, references_sentence, references_table
+from coterie.cli.references import compared_sentence, reference_rows, references_sentence, references_table
 from coterie.cli.take_home import change_sentence, print_take_home
 from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import UNDECIDED, VERDICTS, sign_of
@@ -233,6 +233,8 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -
             say(console, f"{method}: {counts_sentence(benefit)}")
             if method in comparison.taken:
                 say(console, f"{method}: {change_sentence(comparison.metric, benefit, comparison.taken[method])}")
+        if usual := compared_sentence(comparison):
+            say(console, usual)
         if not comparison.has_local:
             say(console, "No client was trained alone, so gains are unknown: add local to --methods.")
         if comparison.path:

@@ -130,7 +130,7 @@ def without_lr(optimizer: Optimizer, params: Params) -> tuple[Optimizer, Tree]:
     if type(optimizer) not in OPTIMIZERS.values() or not params:
         return optimizer, ()
     like = next(iter(params.values()))
-    return replace(optimizer, lr=1.0), torch.tensor(optimizer.lr, dtype=like.dtype, device=like.device)  # type: ignore[type-var]
+    return replace(optimizer, lr=1.0), torch.as_tensor(optimizer.lr, dtype=like.dtype, device=like.device)  # type: ignore[type-var]
 
 
 def with_lr(optimizer: Optimizer, lr: Any) -> Optimizer:

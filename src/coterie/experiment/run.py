@@ -43,7 +43,7 @@ from coterie.storage.state import State
 
 if TYPE_CHECKING:
     from coterie.engine import ClientRunner
-    from coterie.experiment.several.lockstep import RunThread
+    from coterie.experiment.several.turns import RunThread
 from coterie.storage.paged_rows import Store
 
 

@@ -232,14 +232,18 @@ class Simulation:
 
     def own_results(self, round: int, engine: ClientRunner, ids: list[int], pool: Index | None = None) -> Any:
         """Map the models of `ids` over their validation and test examples or, if it is given, over `pool`."""
+        rows_of = self._evaluated(round, ids, pool)
+        purpose = "evaluate" if pool is None else POOL_PURPOSE
+        return engine.map(self._outputs, self.federation, ids, rows_of, purpose=purpose)
+
+    def _evaluated(self, round: int, ids: list[int], pool: Index | None = None) -> Any:
         rows_of = self._personal(round, ids)
 
         def personal(group: list[int]) -> Rows:
             (client, down), batches = rows_of(group)
             return (client, down, self._positions(group, pool)), batches
 
-        purpose = "evaluate" if pool is None else POOL_PURPOSE
-        return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
+        return personal
 
     def shared_results(
         self, round: int, engine: ClientRunner, shared: Params, ids: list[int], pool: Index | None = None
@@ -285,6 +289,10 @@ class Simulation:
         """Return a round's work, without doing it: a function, its clients, and their rows."""
         ids = self.sample(round)
         return self._local_update, ids, self._work(round, ids)[1]
+
+    def probe_evaluation(self, round: int = 1) -> tuple[Any, list[int], Any]:
+        """Return the same of an evaluation."""
+        return self._outputs, self._everyone, self._evaluated(round, self._everyone)
 
     def client_steps(self, rounds: int) -> int:
         """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""

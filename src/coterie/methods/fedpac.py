@@ -110,7 +110,7 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
             self.optimizer,
             theta,
             batches,
-            anchor=(down.centroid, down.known, torch.tensor(self.lam)),
+            anchor=(down.centroid, down.known, torch.as_tensor(self.lam)),
             only=frozenset(down.body),
             feature_penalty=class_moments.centroid_distance,
         )

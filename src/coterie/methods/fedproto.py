@@ -83,7 +83,7 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
         return tree.broadcast(server, len(ids))
 
     def local_update(self, task: Task, client: Params, down: Prototypes, batches: Batches) -> tuple[Params, Up, Info]:
-        anchor = (*down, torch.tensor(self.lam))
+        anchor = (*down, torch.as_tensor(self.lam))
         theta, loss = train(
             task, self.optimizer, client, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )

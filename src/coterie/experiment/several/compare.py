@@ -307,8 +307,9 @@ def _against_local(
             jobs.append(partial(_write_choice, choice, base.task, folder, beside, seed))
     with files.together(FILES_OF_A_CHOICE * len(names) * len(jobs)):
         do_all(jobs)
-    for label in decided if out else ():
-        RunFolder(_folder(out, label, seed)).write_clients(found[label, seed].rows)
+    if out:
+        for label in decided:
+            RunFolder(_folder(out, label, seed)).write_clients(found[label, seed].rows)
     return trials
 
 

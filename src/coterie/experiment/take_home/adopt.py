@@ -180,8 +180,9 @@ def measured(
         shifted = [each if cut is None else at_threshold(each, cut) for each, cut in pairs]
         scores = score(task, *test._replace(outputs=torch.cat(shifted)), len(names))
         at_cut = {name: with_one_nan(scores[name]) for name in THRESHOLDED}
-    scored = [_scores(task, each, len(names)) for each in (validation, test)]
-    return Adoption(list(names), metric, *decided[:3], test, *scored, at_cut, benefit, before)
+    choices, temperatures, thresholds = decided[:3]
+    known, found = (_scores(task, each, len(names)) for each in (validation, test))
+    return Adoption(list(names), metric, choices, temperatures, thresholds, test, known, found, at_cut, benefit, before)
 
 
 def _of(outputs: Outputs, i: int) -> Outputs:

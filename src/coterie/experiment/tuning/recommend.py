@@ -288,6 +288,7 @@ def settings_of(config: Config, *, own_data: bool) -> dict[str, Any]:
     values = {key: value for key, value in config.to_file().items() if value is not None}
     fields = Config.model_fields
     values = {key: value for key, value in values.items() if key not in OF_THIS_MACHINE}
+    values = {key: value for key, value in values.items() if value != {}}  # a file does not have empty tables either
     if own_data or values.get("silos"):
         values.pop("data", None)
     return {
