@@ -68,8 +68,6 @@ def test_a_sites_noise_is_its_own_and_no_seed_repeats_it(tmp_path):
         ends.append(RunFolder(server.out).load(3, State(start, ()))[0].server)
     assert not any(torch.equal(a, b) for a, b in zip(tree.leaves(ends[0]), tree.leaves(ends[1]), strict=True))
 
-    return State(server, ())
-
 
 def test_a_site_trains_no_more_rounds_than_its_budget(tmp_path):
     """A server that lost its place, or says so, asks for rounds again."""
