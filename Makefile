@@ -46,7 +46,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,peers,flower,onnx,parquet,tune]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,peers,flower,onnx,parquet,tune,privacy]"
 	touch $(STAMP)
 
 clean:

@@ -24,6 +24,7 @@ CODES = {
     "state-lost": "the site no longer has the state that the round starts from",
     "unlike": "the site's data does not match that of the federation",
     "error": "reading it failed unexpectedly; the log of the one who refuses it says where",
+    "spent": "it has trained as many rounds as its privacy budget allows",
     "disk": "the site could not read or write its files; its log says why",
     "failed": "the site's own work failed; its log says why",
 }

@@ -8,6 +8,7 @@ which each site writes its model to its own disk.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ from coterie.engine import Central, make_peers
 from coterie.evaluation.metrics import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
+from coterie.experiment.privacy import install as privacy
 from coterie.experiment.records import better, round_record, score_of
 from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
@@ -127,7 +129,9 @@ class Rounds:
             raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
         metric = config.select or default_metric(facts.classes)
         config = config.model_copy(update={"select": metric})
-        setup = Setup(config, method, federation, task, metric, peers)
+        shapes = dataclasses.replace(federation, x=facts.blank(1))
+        made = privacy.at_server(config, method, task, shapes, facts.plan(config))
+        setup = Setup(config, method, federation, task, metric, peers, shares=made.shares, budget=made.budget)
         keys = rng.keys_of(federation.names)
         people = Population(facts.size, facts.audience, task, keys, seed=rng.server_seed(config.seed))
         start: Tree = method.init_server(task.init(), people)
@@ -428,7 +432,7 @@ class Rounds:
             best = self.ledger.best_alone if local else self.ledger.best
             about = (self.setup.metric, self.config.average)
             old = next((score_of(*about, each) for each in records if each["round"] == best), None)
-            if old is None or better(score_of(*about, record), old):
+            if old is None or self.config.takes_last or better(score_of(*about, record), old):
                 if local:
                     self.ledger.best_alone = record["round"]
                 else:
@@ -449,9 +453,12 @@ class Rounds:
             return ids
         return self.sim._smallest(ids, self.config.clients_heard, "hearing", number)
 
-    def _combine(self, number: int, answers: Mapping[str, Answer], ids: list[int]) -> Tree:
+    def _combine(self, number: int, answers: Mapping[str, Answer], down: Tree, ids: list[int]) -> Tree:
         heard = self._heard(number, ids)
         ups = tree.stack([answers[self.names[i]].up for i in heard])
+        if self.setup.shares is not None:
+            sent = tree.rows(down, torch.tensor([self.sim.sample(number).index(i) for i in heard]))
+            ups = self.setup.shares.apply(self.config.seed, number, [self.names[i] for i in heard], sent, ups)
         return self.sim.place.aggregate(self.server.method, self.sim.state.server, torch.tensor(heard), ups)
 
     def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> list[int]:
@@ -461,9 +468,9 @@ class Rounds:
         server_info: Tree = {}
         new: Tree = ()
         if self.setup.peers is None:
-            ids, new = guard.combine_usable(ids, functools.partial(self._combine, number, answers))
+            ids, new = guard.combine_usable(ids, functools.partial(self._combine, number, answers, down))
         accepted = [answers[self.names[i]] for i in ids]
-        info = tree.stack([each.info for each in accepted])
+        info = {} if self.setup.budget is not None else tree.stack([each.info for each in accepted])
         if self.setup.peers is None:
             self.sim.state = State(new, ())
             server_info = place.info(method, new)
@@ -486,7 +493,7 @@ class Rounds:
             self.ledger.pending_alone = round_record(number, alone, self.setup.federation)
         for i in ids:
             status = self.ledger.sites[self.names[i]]
-            loss = answers[self.names[i]].info.get("loss")
+            loss = None if self.setup.budget is not None else answers[self.names[i]].info.get("loss")
             status.loss = None if loss is None else float(loss)
         return ids
 

@@ -196,7 +196,8 @@ class Site:
             if neighbourhood is not None:
                 deploy = workbench.deploy_from_copy(number - 1, private, OwnServer(neighbourhood.index, offers))
             metrics = workbench.evaluate(number - 1, private, place)
-            reply = reply.model_copy(update={"metrics": metrics})
+            if workbench.privacy.budget is None:  # metrics tell of examples, without noise
+                reply = reply.model_copy(update={"metrics": metrics})
             history = [row for row in history if row["round"] < number - 1]
             history.append({"round": number - 1, **metrics})
             candidate = {"client": private.client, "deploy": deploy}
@@ -205,6 +206,7 @@ class Site:
         body: dict[str, Tree] = {}
         if trains:
             place = RemoteServer(down) if neighbourhood is None else OwnServer(neighbourhood.index, offers)
+            self._spend(workbench, store)
             private, up, info, alone_info = workbench.train(number, private, place)
             body = {"info": info, "alone_info": alone_info}
             if message.masking is not None:
@@ -247,6 +249,15 @@ class Site:
         words = form.encode(up, declare(self.data).train, self.norm_bound)
         secret = seal.exchange_key_at(self.root / "exchange.key")
         return self._masks(store).masked(message, masking, letters, secret, words)
+
+    def _spend(self, workbench: Workbench, store: Store) -> None:
+        """Count a round that is trained with privacy, before it is; refuse more than the budget was made for."""
+        if workbench.privacy.budget is None:
+            return
+        trained = int(store.read("privacy.json", {"trained": 0})["trained"])
+        if trained >= self.config.rounds:
+            raise Refused("spent", f"{trained} rounds were trained, and epsilon is that of {self.config.rounds}")
+        store.write("privacy.json", {"trained": trained + 1, **workbench.privacy.budget.to_json()})
 
     def _ask(self, message: messages.Ask, store: Store) -> Envelope:
         """Tell whom this peer asks. That depends on its own last message, and on who took part; not on mail."""

@@ -27,6 +27,7 @@ from coterie.deploy.settings import AVERAGE, quoted, refuse_device
 from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
 from coterie.experiment.conclude import write_tables
+from coterie.experiment.privacy.install import Installed
 from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Setup
@@ -227,9 +228,8 @@ def collect(setup: Setup, out: Path) -> Result:
 def _read_results(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome.SiteResults | None:
     size = len(setup.federation.names)
     people = Population(size, setup.config.participants(size), setup.task)
-    workbench = Workbench(
-        setup.config, setup.method, gather_facts(setup.config, ledger.declared), setup.federation, setup.task, None
-    )
+    facts, unguarded = gather_facts(setup.config, ledger.declared), Installed(setup.method)
+    workbench = Workbench(setup.config, setup.method, facts, setup.federation, setup.task, None, unguarded)
     form = workbench.view_form(people)
     found = []
     for name in setup.federation.names:

@@ -262,7 +262,7 @@ def execute(
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
-    sim.heard = config.clients_heard
+    sim.heard, sim.shares = config.clients_heard, setup.shares
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
@@ -290,7 +290,7 @@ def execute(
                     found = sim.evaluate(number, engine)
                     scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
                     score = score_of(setup.metric, config.average, scores)
-                    if best is None or better(score, standing):
+                    if best is None or config.takes_last or better(score, standing):
                         best, kept, standing = number, sim.state, score
             record = round_record(number, outcome, federation) | scores
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
@@ -330,6 +330,7 @@ def execute(
         kept.server,
         validation,
         _held_out(setup, best, engine, tell),
+        budget=setup.budget,
     )
     if folder:
         models = partial(write_models, folder, result, federation, len(federation.names))
@@ -404,7 +405,7 @@ def local_like(method: AnyMethod) -> AnyMethod:
     """Return local training with the optimiser of `method`."""
     from coterie.methods import Local
 
-    optimizer = getattr(method, "optimizer", None)
+    optimizer = getattr(getattr(method, "optimizer", None), "unguarded", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 

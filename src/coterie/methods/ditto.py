@@ -55,7 +55,7 @@ class Ditto(Method[Params, Client, Params, CountedParams]):
     ) -> tuple[Client, CountedParams, Info]:
         w, global_loss = train(task, self.optimizer, down, batches)
         anchor = (down, torch.as_tensor(self.lam))
-        v, loss = train(task, self.optimizer, _own_model(client, down), batches, quadratic_penalty, anchor)
+        v, loss = train(task, self.optimizer.unguarded, _own_model(client, down), batches, quadratic_penalty, anchor)
         return (
             Client(v, client.rounds + 1),
             CountedParams(task.sent(w), batches.count),

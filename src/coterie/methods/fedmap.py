@@ -170,7 +170,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         trained, buffers = task.split(task.sent(theta))
         prior = scale * strength * self._rho.R(trained, down)
         if self.weighting == "omega":
-            log_weight = -scale * mean_loss(task, theta, batches.epoch(0)) - prior
+            log_weight = -scale * mean_loss(task, theta, batches.once(), self.optimizer.guard) - prior
         elif self.weighting == "samples":
             log_weight = batches.count.log()
         else:
@@ -230,8 +230,9 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
 
     def _start(self, task: Task, own: Params, down: Gamma, strength: Tensor, batches: Batches) -> Params:
         """Return `own` or gamma's centre, whichever has the smaller objective on the client's training examples."""
-        epoch, prior = batches.epoch(0), strength * self._rho.R(task.split(own)[0], down)
-        nearer = mean_loss(task, down.mu, epoch) < mean_loss(task, own, epoch) + prior
+        epoch, prior = batches.once(), strength * self._rho.R(task.split(own)[0], down)
+        guard = self.optimizer.guard
+        nearer = mean_loss(task, down.mu, epoch, guard, 1) < mean_loss(task, own, epoch, guard, 2) + prior
         return tree.where(nearer, down.mu, own)
 
     @property

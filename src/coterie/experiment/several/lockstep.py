@@ -90,7 +90,8 @@ def _kind(setup: Setup) -> tuple[Any, ...]:
     """Return what else must be equal for stacking: the shapes of inputs, targets and minibatches."""
     federation = setup.federation
     width = min(setup.config.batch_size, max(len(split.train) for split in federation.clients.values()))
-    return width, *((part.shape[1:], part.dtype) for part in (federation.x, federation.y))
+    guard = getattr(getattr(setup.method, "optimizer", None), "guard", None)  # its noise is part of the steps
+    return width, guard, *((part.shape[1:], part.dtype) for part in (federation.x, federation.y))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -92,16 +92,17 @@ def _joined(parts: list[Rows], order: Tensor) -> Rows:
     index, key = (_end_to_end([getattr(b, name) for b in each])[order] for name in ("index", "key"))
     mask = _end_to_end([b.mask for b in each], filled=0.0)[order]
     count = torch.cat([b.count for b in each])[order]
-    out = [b.withheld for b in each if b.withheld]
-    withheld = (
-        Withheld(
-            _end_to_end([part.index for part in out])[order],
-            _end_to_end([part.mask for part in out], filled=0.0)[order],
-        )
-        if out
-        else ()
-    )
-    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld)
+    withheld, everyone = (_joined_apart([getattr(b, name) for b in each], order) for name in ("withheld", "everyone"))
+    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld, everyone)
+
+
+def _joined_apart(parts: Sequence[Withheld | tuple[()]], order: Tensor) -> Withheld | tuple[()]:
+    """Return the minibatches that several runs have beside those of training as one; nothing if they have none."""
+    found = [part for part in parts if isinstance(part, Withheld)]
+    if not found:
+        return ()
+    mask = _end_to_end([part.mask for part in found], filled=0.0)[order]
+    return Withheld(_end_to_end([part.index for part in found])[order], mask)
 
 
 def _end_to_end(leaves: Sequence[Tensor], filled: float | None = None) -> Tensor:

@@ -9,7 +9,7 @@ The rounds stay those that the run has selected, and no test example is predicte
 client, with a fold's share of its examples less, and not one model; that is what a cross-validation can do.
 
 Where a table has groups, such as patients with several rows, nothing is cross-validated: a part would hold out rows of
-patients whose other rows are trained on.
+patients whose other rows are trained on. Nor is it with privacy, whose budget is that of one training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TINY = 50  # validation examples, below which a client's choice is cross-validat
 def tiny_clients(setup: Setup) -> list[int]:
     """Return the clients whose choice is cross-validated, by number."""
     config, federation = setup.config, setup.federation
-    if config.take_home != "best" or config.take_home_folds < 2 or config.group:
+    if config.take_home != "best" or config.take_home_folds < 2 or config.group or config.privacy is not None:
         return []
     return [i for i in range(len(federation.names)) if len(federation.split(i).validation) < TINY]
 

@@ -25,6 +25,7 @@ from coterie.evaluation.benefit import with_current_verdicts
 from coterie.evaluation.metrics import mean
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials
@@ -207,6 +208,7 @@ def prepare_panel(
         raise ConfigError([f"folds = {folds!r}: give a whole number from 2 on"])
     seed = settings.pop("seed", 0)
     prepared = prepare_trials(with_local(methods), [seed], data, model=model, head=head, **settings)
+    refusals.of_search(prepared.first.config.privacy)
     tried, left_out = suited(prepared.methods, prepared.first)
     group = prepared.first.config.group
     notes = [f"rows that agree in '{group}' may be on both sides of a fold: all scores are somewhat too good"]

@@ -18,6 +18,7 @@ from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
 from coterie.experiment.config import TABLES
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Data, Model, Setup
@@ -217,6 +218,7 @@ def searches_of(
     """
     if not isinstance(trials, int) or trials < 1:
         raise ConfigError([f"trials = {trials!r}: give a whole number from 1 on"])
+    refusals.of_search(prepared.first.config.privacy)
     check_names(wanted, prepared.methods)
     require_optuna()
     setup = prepared.first
