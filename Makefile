@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-plain test-all test-browser lint format docs bench clean
 
 demo: $(STAMP)
-	$(BIN)/coterie run
+	$(BIN)/coterie demo
 
 # Two processes of one thread each: more threads than cores only wait for each other. Tests of one group (those that share
 # compiled steps) run in one of the two.
@@ -51,7 +51,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,peers,flower,onnx,parquet,tune]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,peers,flower,onnx,parquet,tune,privacy]"
 	touch $(STAMP)
 
 clean:

@@ -1,6 +1,6 @@
 """Does `--take-home best` keep sites from harm, and what does that cost in gain?
 
-    python benchmarks/adoption.py --federations 200 --out adoption.json    # 10 minutes on one core
+    python benchmarks/adoption.py --federations 200 --first 1000 --out adoption.json    # 15 minutes on one core
     python benchmarks/adoption.py --table adoption.json    # the tables of docs/adoption.md
 
 Every federation has ten sites with 40 to 800 patients (log-uniform), a tenth or a fifth of them for validation, and
@@ -9,15 +9,17 @@ the shared w plus t_i times a direction of its own, and b_i ~ N(0, 1); t_i is 0 
 (sites that FedAvg harms), and how many are of the second kind varies from federation to federation. Half the
 federations train softmax regression, half the network `mlp`, longer.
 
-For each site, the rules below choose between the federated model, the local one and their average, by validation data
-only. The site is *harmed beyond chance* if the paired 95 % interval (bootstrap, 300 draws of 2,000 test examples) of
-what it keeps against its local model is below 0, and *gains* if it is above 0. Rules:
+For each site, the rules below choose between the federated model, the local one and their average, by training and
+validation data only. The site is *harmed beyond chance* if the paired 95 % interval (bootstrap, 300 draws of 2,000 test
+examples) of what it keeps against its local model is below 0, and *gains* if it is above 0. Rules:
 
     federated     every site takes the federated model
     average       every site takes the average
     naive         the best of the three by mean loss on validation data (each at its best temperature, as below)
-    best          `--take-home best`: half a standard error, and the surer of two candidates
-    one error     the same with one standard error
+    split, half   by validation data alone: the surer candidate, if better by half a standard error
+    split         the same with one standard error
+    half          with five folds of cross-validation where there are fewer than 50 validation examples; half an error
+    best          `--take-home best`: the same with one standard error
     strict        the same with a one-sided 95 % bound (Student's t)
 """
 
@@ -46,13 +48,13 @@ from coterie.evaluation.adoption import (
     choose,
     compared,
     quantile,
-    sureness,
 )
 from coterie.evaluation.benefit import judge, measure
+from coterie.experiment.result import Result
 from coterie.storage import files
 
 SITES, FEATURES, TEST, RESAMPLES = 10, 20, 2000, 300
-RULES = ("federated", "average", "naive", "best", "one error", "strict")
+RULES = ("federated", "average", "naive", "split, half", "split", "half", "best", "strict")
 METRICS = ("auroc", "loss", "accuracy", "balanced_accuracy")
 BANDS = ((4, 8), (8, 20), (20, 50), (50, 200))  # validation examples
 
@@ -85,17 +87,17 @@ def one(number: int) -> list[dict[str, Any]]:
     how: dict[str, Any] = {"engine": "stacked", "compile": True, "workers": 1, "evaluate_every": 5, "select": "loss"}
     data = federation(number)
     epochs = 2 if model == "linear" else 5
-    result = coterie.run("fedavg", data, model=model, rounds=25, local_epochs=epochs, lr=0.1, seed=number, **how)
+    how |= {"rounds": 25, "local_epochs": epochs, "lr": 0.1, "take_home": "best"}
+    result = coterie.run("fedavg", data, model=model, seed=number, **how)
     alone = result.reference
     assert alone is not None
-    assert alone.validation is not None
-    assert result.validation is not None
-    validation, test = (result.validation, alone.validation), (result.predictions, alone.predictions)
-    candidates = [(ours, _mixed(ours, theirs)) for ours, theirs in (validation, test)]
+    assert result.take_home is not None
+    tests = result.predictions, _mixed(result.predictions, alone.predictions)
+    kept = [dict(_kept(result, alone, i)) for i in range(SITES)]
     rows = []
     for metric in METRICS:
         worth = {LOCAL: [(0.0, "undecided")] * SITES}
-        for name, predictions in zip((FEDERATED, AVERAGE), candidates[1], strict=True):
+        for name, predictions in zip((FEDERATED, AVERAGE), tests, strict=True):
             trial = measure(
                 result.task, metric, predictions, alone.predictions, result.names, seed=number, resamples=RESAMPLES
             )
@@ -105,8 +107,7 @@ def one(number: int) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"federation": number, "model": model, "site": i, "metric": metric}
             row["validation"] = len(data.split(i).validation)
             row["worth"] = {name: each[i] for name, each in worth.items()}
-            seen = [each.of(i) for each in candidates[0]], validation[1].of(i)
-            row["kept"] = dict(_kept(result.task, *seen))
+            row["kept"] = kept[i]
             rows.append(row)
     return rows
 
@@ -115,16 +116,28 @@ def _mixed(ours: Predictions, theirs: Predictions) -> Predictions:
     return ours._replace(outputs=average(ours.outputs, theirs.outputs, regression=False))
 
 
-def _kept(task: Any, candidates: list[Predictions], alone: Predictions) -> Iterator[tuple[str, str]]:
-    """Yield (rule, what the site keeps by it)."""
-    found = [compared(task, each, alone) for each in candidates]
-    freedom, sure = len(alone.y) - 1, [sureness(each) for each in found]
+def _kept(result: Result, alone: Result, i: int) -> Iterator[tuple[str, str]]:
+    """Yield (rule, what site `i` keeps by it)."""
+    task, split = result.task, [each.of(i) for each in (_known(result.validation), _known(alone.validation))]
+    held = [each.of(i) for each in (_known(result.held_out), _known(alone.held_out))] if result.held_out else split
+    seen = held if len(held[0].y) else split
+    means = [compared(task, each, split[1]).mean for each in (split[0], _mixed(*split))]
     yield "federated", FEDERATED
     yield "average", AVERAGE
-    yield "naive", _largest([each.mean for each in found])
-    yield "best", choose(task, candidates[0], alone).kept
-    for rule, bound in (("one error", quantile(freedom)), ("strict", float(stdtrit(freedom, 0.95)))):
-        yield rule, _largest([each if each > bound else 0.0 for each in sure])
+    yield "naive", _largest(means)
+    yield "split, half", choose(task, *split, errors=0.5).kept
+    yield "split", choose(task, *split, errors=1).kept
+    yield "half", choose(task, *seen, errors=0.5).kept
+    assert result.take_home is not None
+    yield "best", result.take_home.choices[i].kept
+    freedom = len(seen[0].y) - 1
+    bound = float(stdtrit(freedom, 0.95)) / quantile(freedom)
+    yield "strict", choose(task, *seen, errors=bound).kept
+
+
+def _known(found: Predictions | None) -> Predictions:
+    assert found is not None
+    return found
 
 
 def _largest(values: list[float]) -> str:
@@ -175,19 +188,17 @@ def markdown(rows: list[dict[str, Any]], metric: str) -> str:
 
 
 def by_size(rows: list[dict[str, Any]], metric: str) -> str:
-    """Return the rule of `--take-home best` by number of validation examples."""
+    """Return the rule of `--take-home best`, and the same without folds, by number of validation examples."""
     lines = [
-        "| validation examples | sites | keep local | harmed | FedAvg harms | gain kept | FedAvg's gain |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| validation examples | sites | keep local | harmed: best | split | FedAvg | gain: best | split | FedAvg |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for low, high in BANDS:
         some = [row for row in rows if row["metric"] == metric and low <= row["validation"] < high]
-        kept = [row["kept"]["best"] for row in some]
-        worth = [row["worth"][name] for row, name in zip(some, kept, strict=True)]
-        federated = [row["worth"][FEDERATED] for row in some]
-        cells = [f"{100 * np.mean([name == LOCAL for name in kept]):.0f} %"]
-        cells += [f"{100 * np.mean([each[1] == 'loses' for each in which]):.1f} %" for which in (worth, federated)]
-        cells += [f"{np.mean([each[0] for each in which]):+.4f}" for which in (worth, federated)]
+        found = [[row["worth"][row["kept"][rule]] for row in some] for rule in ("best", "split", "federated")]
+        cells = [f"{100 * np.mean([row['kept']['best'] == LOCAL for row in some]):.0f} %"]
+        cells += [f"{100 * np.mean([each[1] == 'loses' for each in which]):.1f} %" for which in found]
+        cells += [f"{np.mean([each[0] for each in which]):+.4f}" for which in found]
         lines.append(f"| {low} to {high - 1} | {len(some)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -196,18 +207,19 @@ def main() -> None:
     """Run the simulation, or print the tables of one that was run."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--federations", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="number of the first federation, which seeds it")
+    parser.add_argument("--first", type=int, default=1000, help="number of the first federation, which seeds it")
     parser.add_argument("--out", type=Path, default=Path("adoption.json"))
-    parser.add_argument("--table", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", help="files of --out, of other federations each")
     given = parser.parse_args()
     if given.table:
-        rows = files.read_json(given.table)["rows"]
+        rows = [row for path in given.table for row in files.read_json(path)["rows"]]
     else:
         rows, begin = [], time.perf_counter()
         for number in range(given.first, given.first + given.federations):
             rows += one(number)
-            print(f"{number + 1 - given.first} of {given.federations}, {time.perf_counter() - begin:.0f} s", flush=True)
-        given.out.write_text(json.dumps({"federations": given.federations, "rows": rows}), encoding="utf-8")
+            done = number + 1 - given.first
+            files.write_text(given.out, json.dumps({"federations": done, "first": given.first, "rows": rows}))
+            print(f"{done} of {given.federations}, {time.perf_counter() - begin:.0f} s", flush=True)
     for metric in METRICS:
         print(f"\n### {metric}\n\n{markdown(rows, metric)}\n\n{by_size(rows, metric)}")
 

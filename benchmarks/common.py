@@ -2,12 +2,14 @@
 
     COTERIE_DATA=... python benchmarks/common.py [--quick] [--only NAME] [--methods NAMES] [--page] [--cache FOLDER]
 
-Every method of `METHODS`, `local` included, is tuned in the same way: it runs with each of `STEP_SIZES` on the first
-seed, and with the one that is better on validation data on the others too. All else are its own defaults. The result of
-each method on each federation is kept under --cache (by default build/common), named by its settings and by the code of
-the method's file: started again, the script only runs what is missing or has changed. After a change elsewhere that
+Every method of `METHODS`, `local` included, is tuned in the same way on the validation examples of the first seed: by
+the search of `coterie tune` with `TRIALS` candidates, or by trying `STEP_SIZES` (`tuning`). What was chosen runs on all
+seeds, which have the same splits, so that no test example was in the search. The result of each method on each
+federation is kept under --cache (by default build/common), named by its settings and by the code of the method's file:
+started again, the script only runs what is missing or has changed. After a change elsewhere that
 changes results, delete the folder or, for a part that few methods use, their files in it. --page runs nothing.
-docs/benchmark.md is written from what was measured, never by hand; what is said there about single methods comes from
+A method that is far below `local` is run once more, to see what it scores if clients may only predict classes that they
+have. docs/benchmark.md is written from what was measured, never by hand; why methods look odd there comes from
 benchmarks/common.toml. It is no part of `make bench`: time is shown, but nothing depends on it.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import hashlib
 import json
 import statistics
@@ -24,45 +27,60 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from defaults import ROOT, Case, fingerprint
 from numpy.typing import NDArray
 
 import coterie
 from coterie import SGD, CoterieError
+from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import mean
+from coterie.experiment.several.compare import Trials, prepare_trials, run_trials
+from coterie.experiment.tuning.space import in_words, with_values
+from coterie.experiment.tuning.tune import given_names, run_tuning, searches_of, tuned
 from coterie.methods import METHODS
 from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
 
 SEEDS = (0, 1, 2)
-STEP_SIZES = (0.02, 0.1)
-PARTITIONS = {"Dirichlet 0.1": "dirichlet:0.1:share=0.07", "2 classes each": "classes:2:each=100"}
+TRIALS = 9  # candidates of each method
+PARTITIONS = {"2 classes each": "classes:2:each=50", "Dirichlet 0.1": "dirichlet:0.1:share=0.03"}
 MODELS: Mapping[str, dict[str, Any]] = {
-    "784-100-10": {"model": "dnn", "rounds": 30, "batch_size": 10},
-    "CNN": {"model": "lenet", "rounds": 20, "batch_size": 10},
+    "784-100-10": {"model": "dnn", "rounds": 27, "evaluate_every": 3},
+    "CNN": {"model": "lenet", "rounds": 25, "evaluate_every": 5},
 }
+SCHEDULE: Mapping[str, Any] = {"local_epochs": 2, "batch_size": 10}
+STEP_SIZES = {
+    "lenet": (0.05, 0.15)
+}  # of models that learn too little in the first rounds of a search to be judged then
+SPLIT: Mapping[str, Any] = {"validation": 0.2, "test": 0.6}  # few examples to train on, so that others can help
 SAME = 1e-9  # two methods whose scores differ by less are equal to the digit
 FAR = 0.05  # below local by more than this is said
 NOTES = Path(__file__).with_name("common.toml")
 
 
 def cases() -> tuple[Case, ...]:
-    """Return the four federations with their schedules."""
+    """Return the four federations."""
     return tuple(
         Case(
             f"{kind}, {model}",
-            f"20 clients, `--partition {partition}`, `--model {schedule['model']}`, {schedule['rounds']} rounds of 1 "
-            f"epoch, minibatches of {schedule['batch_size']}",
+            f"20 clients, `--partition {partition} --model {own['model']} --rounds {own['rounds']}`; {tuning(own)}",
             "accuracy",
-            {"data": "fashion-mnist", "clients": 20, "partition": partition, "local_epochs": 1, **schedule},
+            {"data": "fashion-mnist", "clients": 20, "partition": partition, **own, **SCHEDULE, **SPLIT},
             "fashion-mnist",
         )
-        for model, schedule in MODELS.items()
+        for model, own in MODELS.items()
         for kind, partition in PARTITIONS.items()
     )
+
+
+def tuning(settings: Mapping[str, Any]) -> str:
+    """Return in words how methods are tuned."""
+    sizes = STEP_SIZES.get(settings.get("model", ""))
+    return f"step sizes {' and '.join(map(str, sizes))}" if sizes else f"{TRIALS} candidates as in `coterie tune`"
 
 
 def code(method: str) -> str:
@@ -77,7 +95,11 @@ def code(method: str) -> str:
 
 def kept_in(cache: Path, case: Case, method: str, seeds: Sequence[int], quick: bool) -> Path:
     """Return the file of a method's result on a federation."""
-    name = fingerprint(case, method, seeds, quick) + code(method) + str(STEP_SIZES)
+    name = (
+        fingerprint(case, method, seeds, quick)
+        + code(method)
+        + str(STEP_SIZES.get(case.settings.get("model", ""), TRIALS))
+    )
     return cache / f"{method}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
@@ -99,57 +121,104 @@ class Clock:
         return statistics.median(np.diff(self.times).tolist() or [float("nan")])
 
 
-def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: bool) -> dict[str, Any] | None:
-    """Return what a method scored, sent and took; from the cache if it is there."""
+def measure(case: Case, method: str, seeds: Sequence[int], cache: Path, quick: bool) -> None:
+    """Keep what a method scored, sent and took, if it is not there yet."""
     kept = kept_in(cache, case, method, seeds, quick)
     if not kept.exists():
         begun = time.process_time()
-        found = {"method": method, "case": case.name, **tuned(case, method, seeds, quick)}
+        found = {"method": method, "case": case.name, **tune_and_run(case, method, seeds, quick)}
         spent = f"{time.process_time() - begun:.0f} s of processor time"
         print(f"{case.name}: {method}: {found.get('failed', spent)}", file=sys.stderr, flush=True)
         files.write_json(kept, found)
-    return read(kept)
 
 
-def tuned(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[str, Any]:
-    """Run a method with each step size on the first seed, and with the better one on all."""
-    settings = {**case.settings, "select": case.metric, "evaluate_every": 5, "report": False, "workers": 1}
+def tune_and_run(case: Case, method: str, seeds: Sequence[int], quick: bool) -> dict[str, Any]:
+    """Find a method's settings on the first seed, and run what is best there on all."""
+    settings = {**case.settings, "select": case.metric, "report": False, "workers": 1, "split_seed": seeds[0]}
     if quick:
         settings |= {"rounds": 2, "evaluate_every": 1, "local_steps": 2}
         settings.pop("local_epochs")
-    found: dict[str, Any] = {"validation": {}}
-    best, clocks = float("-inf"), dict[float, Clock]()
+    find = best_step_size if settings.get("model") in STEP_SIZES else search
     with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
-
-        def compare(size: float, seeds: Sequence[int], progress: Clock | None = None) -> coterie.Comparison:
-            cls: Any = METHODS[method]
-            trial = {method: cls(optimizer=SGD(size))}
-            return coterie.compare(trial, seeds, out=Path(scratch) / str(size), progress=progress, **settings)
-
         try:
-            for size in STEP_SIZES:
-                clocks[size] = Clock()
-                try:
-                    compare(size, seeds[:1], clocks[size])
-                except CoterieError as error:  # it diverged, say
-                    found["failed"] = str(error)
-                    continue
-                folder = RunFolder(Path(scratch) / str(size) / f"{method}-seed{seeds[0]}")
-                records = folder.read_rounds(settings["rounds"])
-                scored = [mean(each["validation"][case.metric]) for each in records if "validation" in each]
-                found["validation"][str(size)] = max(scored)
-                if max(scored) > best:
-                    best, found["lr"] = max(scored), size
-                    found["bytes"] = float(np.mean([each["bytes_up"] + each["bytes_down"] for each in records]))
-            if "lr" in found:
-                found.pop("failed", None)
-                compared = compare(found["lr"], seeds)  # the first seed is there already
-                found["seconds"] = clocks[found["lr"]].typical()
-                found["scores"] = compared.scores(method).tolist()
-                found["worst_tenth"] = compared.fairness(method)["worst_decile"]
+            chosen = find(method, seeds, settings, Path(scratch), quick)
+            compared = run_trials(dataclasses.replace(chosen.trials, seeds=tuple(seeds)), chosen.folder)
         except CoterieError as error:
-            found["failed"] = str(error)
-    return found
+            return {"failed": str(error)}
+        records = RunFolder(chosen.folder / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
+    return {
+        "values": chosen.values,
+        "validation": chosen.validation,
+        "scores": compared.scores(method).tolist(),
+        "worst_tenth": compared.fairness(method)["worst_decile"],
+        "bytes": float(np.mean([each["bytes_up"] + each["bytes_down"] for each in records])),
+        "seconds": chosen.seconds,
+    }
+
+
+class Chosen(NamedTuple):
+    """The settings of a method that are best on the first seed, which has been run with them."""
+
+    values: dict[str, Any]
+    validation: float
+    trials: Trials
+    folder: Path  # with the run of the first seed
+    seconds: float
+
+
+def search(method: str, seeds: Sequence[int], settings: dict[str, Any], scratch: Path, quick: bool) -> Chosen:
+    """Search step sizes and the method's own hyper-parameters."""
+    prepared = prepare_trials([method], seeds, **settings)
+    searches = searches_of(prepared, 2 if quick else TRIALS, {}, given_names(settings))
+    found = run_tuning(searches, scratch / "search", test=False, report=False)
+    trials, clock, folder = tuned(prepared, found), Clock(), scratch / "runs"
+    run_trials(dataclasses.replace(trials, seeds=tuple(seeds[:1])), folder, progress=clock)
+    return Chosen(found.values(method), found.validation(method), trials, folder, clock.typical())
+
+
+def best_step_size(method: str, seeds: Sequence[int], settings: dict[str, Any], scratch: Path, quick: bool) -> Chosen:
+    """Run a method, as it is, with each step size."""
+    found, failed = list[Chosen](), list[CoterieError]()
+    for size in STEP_SIZES[settings["model"]]:
+        cls: Any = METHODS[method]
+        trials, clock, folder = (
+            prepare_trials({method: cls(optimizer=SGD(size))}, seeds, **settings),
+            Clock(),
+            scratch / str(size),
+        )
+        try:
+            run_trials(dataclasses.replace(trials, seeds=tuple(seeds[:1])), folder, progress=clock)
+        except CoterieError as error:  # it diverged, say
+            failed.append(error)
+            continue
+        records = RunFolder(folder / f"{method}-seed{seeds[0]}").read_rounds(settings["rounds"])
+        best = max(mean(each["validation"][settings["select"]]) for each in records if "validation" in each)
+        found.append(Chosen({"lr": size}, best, trials, folder, clock.typical()))
+    if not found:
+        raise failed[0]
+    return max(found, key=lambda each: each.validation)
+
+
+def explained(case: Case, method: str, found: dict[str, Any], alone: float, kept: Path, quick: bool) -> None:
+    """Add, to a result far below training alone, what it would be among the classes that a client has; keep it."""
+    below = "scores" in found and alone - average(found) > FAR
+    if quick or not below or "among_own" in found:
+        return
+    settings = {**case.settings, "select": case.metric, "report": False, "workers": 1, "reference": False}
+    chosen = with_values(METHODS[method](), found["values"])
+    with tempfile.TemporaryDirectory(prefix="coterie-common-") as scratch:
+        run = coterie.run(chosen, **settings, seed=SEEDS[0], split_seed=SEEDS[0], out=Path(scratch) / "run")
+    found["among_own"] = among_own(run.predictions, len(run.names))
+    files.write_json(kept, found)
+
+
+def among_own(found: Predictions, clients: int) -> float:
+    """Return the accuracy, a mean over clients, if only the classes of a client's own test examples are predicted."""
+    right = []
+    for outputs, y, _ in map(found.of, range(clients)):
+        absent = torch.bincount(y, minlength=outputs.shape[1]) == 0
+        right.append(float((outputs.masked_fill(absent, -torch.inf).argmax(1) == y).float().mean()))
+    return mean(right)
 
 
 def read(kept: Path) -> dict[str, Any] | None:
@@ -173,7 +242,7 @@ def line(method: str, found: Mapping[str, Any] | None, local: Mapping[str, Any],
     share = "" if method == "local" else f"{100 * float((per_client > per_client_alone).mean()):.0f} %"
     spread = float(np.std(means, ddof=1)) if len(means) > 1 else float("nan")
     cells = [
-        f"{found['lr']:g}",
+        in_words(found["values"]),
         f"{100 * mean(means):.1f} ± {100 * spread:.1f}",
         f"{100 * found['worst_tenth']:.1f}",
         gains,
@@ -188,12 +257,17 @@ def remarks(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> di
     """Return what looks wrong, by method: far below local, equal to another method to the digit, or failed."""
     said: dict[str, list[str]] = {}
     for case, by_method in results.items():
-        there = {name: scores(each) for name, each in by_method.items() if each and "scores" in each}
-        for name, own in there.items():
-            below = mean(np.nanmean(there["local"], 1)) - mean(np.nanmean(own, 1))
+        there = {name: each for name, each in by_method.items() if each and "scores" in each}
+        for name, found in there.items():
+            below = average(there["local"]) - average(found)
             if below > FAR:
-                said.setdefault(name, []).append(f"{100 * below:.1f} points below `local` on {case}")
-            equal = [other for other in there if other < name and np.allclose(there[other], own, atol=SAME, rtol=0)]
+                own = f" ({100 * found['among_own']:.1f} among its own classes)" if "among_own" in found else ""
+                said.setdefault(name, []).append(f"{100 * below:.1f} points below `local` on {case}{own}")
+            equal = [
+                other
+                for other in there
+                if other < name and np.allclose(scores(there[other]), scores(found), atol=SAME, rtol=0)
+            ]
             said.setdefault(name, []).extend(f"equal to `{other}` to the digit on {case}" for other in equal)
         for name, each in by_method.items():
             if each and "failed" in each:
@@ -208,22 +282,28 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
         "# All methods on one benchmark",
         "",
         "Written by `benchmarks/common.py`: not by hand. Every method of the library runs on the same splits of",
-        f"Fashion-MNIST, with {len(SEEDS)} seeds. All were tuned in the same way, `local` included: SGD with the step",
-        f"size of {' and '.join(map(str, STEP_SIZES))} that is better on validation data of the first seed. All else",
-        "are the method's own defaults, also for methods whose papers use other optimisers. Splits are small on",
-        "purpose: a client has 120 examples (2 classes) or about 150 (Dirichlet, very unequal) to train on, so that",
-        "others can help. The CNN is LeNet, since training all methods with the larger `cnn` would take days.",
+        f"Fashion-MNIST, with {len(SEEDS)} seeds, in rounds of {SCHEDULE['local_epochs']} epochs with minibatches of",
+        f"{SCHEDULE['batch_size']}. All were tuned in the same way, `local` included, on validation data",
+        "of the first seed: 784-100-10 by the search of `coterie tune`, the step size and the method's own",
+        "hyper-parameters; the CNN, which learns too slowly to be judged after a search's first rounds, by trying",
+        "two step sizes. All seeds have the splits of the first. The optimiser is SGD, also where papers use others.",
         "",
-        "Where clients have so few classes, each one's own problem is easy: training alone is hard to beat here, and",
-        "gains near 0 say that a method does no harm. [defaults.md](defaults.md) has federations where others help.",
+        f"Of a client's examples, {SPLIT['test']:.0%} are for testing and {SPLIT['validation']:.0%} for validation, so",
+        "that about 20 are left to train on, few enough that others can help: with more, there is little to gain where",
+        "clients have so few classes. The CNN is LeNet; the larger `cnn` would take days for all methods.",
+        "`coterie compare --tune` measures more of some methods:",
         "",
-        "- **lr**: the step size that was chosen",
+        "    coterie compare --methods fedavg,fedrep,fedpac --seeds 3 --tune 20 --data fashion-mnist --clients 20 \\",
+        "        --partition dirichlet:0.1 --model cnn --rounds 200 --optimizer sgd",
+        "",
+        "- **chosen**: by the search",
         "- **test**: accuracy at the round that validation selects, mean over clients, ± standard deviation over seeds",
         "- **worst tenth**: mean accuracy of the worst tenth of the clients",
         "- **gain**: points over `local`, every client alone for as many steps",
         "- **gaining**: clients that gain, by their mean over seeds",
-        "- **bytes**, **time**: of a round, relative to `fedavg`: both directions, and the median processor time. The",
-        "  machine had other work, and an engine was chosen for each method: an order of magnitude.",
+        "- **bytes**, **time**: of a round, relative to `fedavg`: both directions, and the median processor time, in",
+        "  ordinary PyTorch (`COTERIE_BACKEND=plain`). The machine had other work, and an engine was chosen for each",
+        "  method: an order of magnitude.",
         "",
     ]
     for case in chosen:
@@ -231,9 +311,9 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
         local, fedavg = found["local"], found["fedavg"]
         assert local is not None
         assert fedavg is not None
-        ranked = sorted(found, key=lambda name: -_mean(found[name]))
+        ranked = sorted(found, key=lambda name: -average(found[name]))
         told += [f"## {case.name}", "", case.about + ".", ""]
-        told += ["| method | lr | test | worst tenth | gain | gaining | bytes | time |", "|---" * 8 + "|"]
+        told += ["| method | chosen | test | worst tenth | gain | gaining | bytes | time |", "|---" * 8 + "|"]
         told += [*(line(name, found[name], local, fedavg) for name in ranked), ""]
     if missing := [case.name for case in cases() if case.name not in results]:
         told += [f"Not run yet: {'; '.join(missing)}.", ""]
@@ -241,7 +321,8 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
     odd = remarks(results)
     told += [
         f"Found by the script: more than {100 * FAR:.0f} points below `local`, equal to another to the digit, or",
-        "failed. The explanations are written by hand, in `benchmarks/common.toml`.",
+        "failed. What such a method scores on the first seed if each client may only predict classes that it has is",
+        "measured too. The explanations are written by hand, in `benchmarks/common.toml`.",
         "",
         "| method | what | why |",
         "|---|---|---|",
@@ -253,8 +334,9 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
     return "\n".join(told) + "\n"
 
 
-def _mean(found: Mapping[str, Any] | None) -> float:
-    return mean(np.nanmean(scores(found), 1)) if found and "scores" in found else -1.0
+def average(found: Mapping[str, Any] | None) -> float:
+    """Return the mean over seeds and clients; -1 if there is no result."""
+    return mean([mean(each) for each in scores(found)]) if found and "scores" in found else -1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -273,15 +355,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     names = ["local", "fedavg", *asked.methods.split(",")] if asked.methods else list(METHODS)
     asked.cache.mkdir(parents=True, exist_ok=True)
-    results = {
-        case.name: {
-            method: read(kept_in(asked.cache, case, method, seeds, asked.quick))
-            if asked.page
-            else measure(case, method, seeds, asked.cache, asked.quick)
-            for method in names
-        }
-        for case in chosen
-    }
+    results: dict[str, dict[str, dict[str, Any] | None]] = {}
+    for case in chosen:
+        kept = {method: kept_in(asked.cache, case, method, seeds, asked.quick) for method in names}
+        if not asked.page:
+            for method in names:
+                measure(case, method, seeds, asked.cache, asked.quick)
+        results[case.name] = {method: read(path) for method, path in kept.items()}
+        alone = average(results[case.name]["local"])
+        for method, found in results[case.name].items():
+            if found and not asked.page:
+                explained(case, method, found, alone, kept[method], asked.quick)
     for name in list(results):
         if absent := [each for each in ("local", "fedavg") if "scores" not in (results[name][each] or {})]:
             print(f"{name}: left out, there is no result of {' and '.join(absent)}: run it first", file=sys.stderr)

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 import coterie
+from coterie.core.batches import Batch
 from coterie.engine import Engine
+from coterie.evaluation import Predictions
 from coterie.experiment.simulation import Simulation
 from tests.places import SHARED
 
@@ -259,6 +261,7 @@ def test_the_runner_runs_every_script_there_is() -> None:
         "all",
         "common",
         "defaults",
+        "defaults_why",
         "mutation",
         "robustness",
     }  # which measure no time
@@ -311,14 +314,44 @@ def test_the_common_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "; equal to `fedavg` to the digit on digits | Neither network has normalisation layers" in first.out
     (kept,) = tmp_path.glob("fedavg-*.json")
     found = json.loads(kept.read_text())
-    assert found["validation"].keys() == {"0.02", "0.1"}
-    assert found["validation"][str(found["lr"])] == max(found["validation"].values())
+    assert found["values"].keys() == {"lr"}
+    assert 0 < found["validation"] <= 1
+    assert found["seconds"] > 0
     assert np.array(found["scores"]).shape == (1, 10)
     assert common.main([*asked, "--page"]) == 0
     assert capsys.readouterr() == (first.out, "")
     monkeypatch.setattr(common, "code", lambda method: "changed")
     assert common.main([*asked, "--page"]) == 1
     assert "digits: left out, there is no result of local and fedavg: run it first" in capsys.readouterr().err
+
+
+def test_the_common_benchmark_tries_step_sizes_where_it_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = load("common")
+    case = common.Case("digits", "", "accuracy", {"data": "digits", "model": "linear", "local_epochs": 1})
+    assert common.tuning(case.settings) == "9 candidates as in `coterie tune`"
+    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e-6, 0.5, 1e38)})
+    assert common.tuning(case.settings) == "step sizes 1e-06 and 0.5 and 1e+38"
+    found = common.tune_and_run(case, "fedavg", (0,), True)
+    assert found["values"] == {"lr": 0.5}, "the one that diverges is passed over"
+    assert np.array(found["scores"]).shape == (1, 10)
+    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e38,)})
+    assert "diverged" in common.tune_and_run(case, "fedavg", (0,), True)["failed"]
+
+
+def test_a_result_far_below_local_is_told_with_what_it_is_among_own_classes() -> None:
+    common = load("common")
+    # Of three classes, the first client has two and the other one: masked, one and two of theirs are right.
+    outputs = torch.tensor([[1.0, 0.0, 2.0], [1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+    found = Predictions(outputs, torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
+    assert common.among_own(found, 2) == pytest.approx((0.5 + 1.0) / 2)
+    local, same = {"scores": [[0.9, 0.8]]}, {"scores": [[0.9, 0.8]]}
+    far = {"scores": [[0.7, 0.6]], "among_own": 0.75}
+    said = common.remarks({"digits": {"local": local, "far": far, "same": same, "not": {"failed": "it diverged"}}})
+    assert said == {
+        "far": ["20.0 points below `local` on digits (75.0 among its own classes)"],
+        "same": ["equal to `local` to the digit on digits"],
+        "not": ["failed on digits"],
+    }
 
 
 def test_the_code_of_a_method_is_that_of_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -357,12 +390,43 @@ def test_renewed_rows_leave_the_others_of_the_page_as_they_are(tmp_path: Path) -
     assert "| `moon` | failed: it diverged |" in defaults.page(failed, [case], (0, 1))
     assert defaults.measure(case, "moon", (0, 1), tmp_path, quick=True, run=False) == {}
     assert "| `moon` | not measured |" in defaults.page({case.name: {"local": local, "moon": {}}}, [case], (0, 1))
+    assert defaults._alike("81.1", "81.0 |")
+    assert not defaults._alike("81.1", "80.9")
+    assert defaults._alike("81.1 |", "not measured")
+    # A cell that was not measured anew stays as it was, and the others of its row do not.
+    other = defaults.cases()[1]
+    results = {
+        case.name: {"local": local, "moon": {}},
+        other.name: {"local": local, "moon": {"scores": [[0.6, 0.8]] * 2}},
+    }
+    both = defaults.page(results, [case, other], (0, 1), {"moon": "| `moon` | +1.0 ± 0.0, 50 % | +2.0 ± 0.0, 50 % |"})
+    assert "| `moon` | +1.0 ± 0.0, 50 % | +10.0 ± 0.0, 100 % |" in both.splitlines()
 
 
 def test_what_is_said_about_methods_in_the_page_of_defaults_names_methods() -> None:
     said = load("defaults").notes()
     assert said
     assert all(line.startswith("- `") and line.endswith(".") for line in said)
+
+
+def test_a_centroid_that_follows_cannot_lag() -> None:
+    """Centroids half, or three times, as long as a class's mean feature pull to that mean; an unknown class to none."""
+    near = load("defaults_why").near
+    features = torch.tensor([[1.0, 0.0], [3.0, 2.0], [4.0, 4.0], [9.0, 9.0], [0.0, 7.0]])
+    batch = Batch(features, torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0]), torch.tensor(0))
+    centroid = torch.tensor([[1.0, 0.5], [12.0, 12.0], [5.0, 5.0]])  # means are [2, 1] and, of one example, [4, 4]
+    found = near(features, batch, (centroid, torch.tensor([1.0, 1.0, 0.0]), torch.tensor(3.0)))
+    assert float(found) == pytest.approx(3.0 * (1.0 + 1.0) / 4)  # each of the first two is 1 away, a mean over features
+
+
+def test_no_fork_begins_after_the_time_that_was_given(tmp_path: Path) -> None:
+    mutation = load("mutation")
+
+    def work(out: Path) -> None:
+        out.write_text("{}")
+
+    assert list(mutation.in_forks([work], 1, [5.0], until=0.0)) == []
+    assert list(mutation.in_forks([work], 1, [5.0])) == [(0, {})]
 
 
 def test_mutants_are_single_changes_with_names_that_do_not_depend_on_layout() -> None:

@@ -16,6 +16,8 @@ SOURCE = ROOT / "src" / "coterie"
 TESTS = ROOT / "tests"
 # What is about no single module, and what it is about.
 ABOUT_MORE = {
+    "data/test_poisson": "minibatches that are drawn by chance",
+    "deploy/test_private_sites": "differential privacy at sites",
     "test_benchmarks": "benchmarks/",
     "test_docs": "docs/ and README.md",
     "test_environments": "machines without a compiler, a private name or a home",

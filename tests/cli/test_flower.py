@@ -53,6 +53,7 @@ def test_certs_are_made_once_and_private_keys_are_private(tmp_path):
 
 def test_what_cannot_be_is_said_in_words(tmp_path, monkeypatch):
     assert "digits has 10 clients" in cli("flower", "up", "--data", "digits", "--sites", "11").output
+    assert "fedamp cannot be summed" in cli("flower", "up", "--secure", "--method", "fedamp", "--data", "digits").output
     assert "no deployment.json" in cli("flower", "resume", "nothing").output
     assert "does not exist" in cli("site", "--superlink", "h:1", "--root-certificates", "no", "--key", "no").output
     monkeypatch.setattr(require, "find_spec", lambda name: None)

@@ -7,7 +7,8 @@ import pytest
 
 from coterie.cli.recommend_words import sentences
 from coterie.core.toml import read_toml
-from coterie.experiment.tuning.choice import Choice, Difference
+from coterie.experiment.tuning.choice import Choice
+from coterie.experiment.tuning.evidence import Difference
 from coterie.experiment.tuning.recommend import Cost, Look, Recommendation
 from tests.cli.commands import TINY, cli
 

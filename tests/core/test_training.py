@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.batches import Batch, Batches
-from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer
+from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, with_lr, without_lr
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, mean_loss, minimise, quadratic_penalty, train
 from coterie.core.tree import Params
@@ -226,3 +227,24 @@ def test_an_optimiser_is_found_by_its_name_in_pytorch() -> None:
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1), AdamW(lr=0.1)])
 def test_an_optimizer_may_have_nothing_to_train(optimizer):
     assert optimizer.update({}, optimizer.init({}), {})[0] == {}
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.3, momentum=0.5), Adam(0.02), AdamW(0.04)])
+def test_runs_that_differ_in_the_step_size_only_share_their_step(optimizer):
+    """The step size is taken out as a number of the parameters' type, and put back inside the step."""
+    params = {"w": torch.zeros(2, dtype=torch.float64)}
+    taker, lr = without_lr(optimizer, params)
+    assert taker == without_lr(replace(optimizer, lr=0.7), params)[0] != optimizer
+    assert isinstance(lr, Tensor)
+    assert (lr.dtype, lr.item()) == (torch.float64, optimizer.lr)
+    back = with_lr(taker, lr)
+    assert replace(back, lr=float(lr)) == optimizer
+
+
+def test_an_optimiser_of_the_users_own_keeps_its_step_size():
+    class Own(SGD):
+        pass
+
+    assert without_lr(Own(0.3), {"w": torch.zeros(2)}) == (Own(0.3), ())
+    assert without_lr(SGD(0.3), {}) == (SGD(0.3), ())
+    assert with_lr(Own(0.3), ()) == Own(0.3)

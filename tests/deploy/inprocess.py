@@ -136,7 +136,14 @@ def make(method: str, root: Path, rules: Rules | None = None, fault=None, **sett
     setup = prepare(method, data(), model=net, **{**SETTINGS, **settings})
     sites = {
         name: Site(
-            name, setup.config, setup.method, net, one_client(setup.federation, name), IDENTITIES[name], root / name
+            name,
+            setup.config,
+            setup.method,
+            net,
+            one_client(setup.federation, name),
+            IDENTITIES[name],
+            root / name,
+            secure=rules is not None and rules.secure,
         )
         for name in setup.federation.names
     }

@@ -6,7 +6,9 @@ import random
 import shutil
 import signal
 import stat
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,6 +92,17 @@ def state_of(round: int) -> State:
     return State({"w": torch.full((300, 100), float(round))}, {"n": torch.full((50,), round)})
 
 
+def wait_until_it_worked(child: int, seconds: float) -> None:
+    """Wait until a process has had so many seconds of a processor, however busy the machine is."""
+    told = Path(f"/proc/{child}/schedstat")
+    if not told.exists():
+        time.sleep(seconds)
+        return
+    until = time.monotonic() + 30
+    while time.monotonic() < until and int(told.read_text().split()[0]) < seconds * 1e9:
+        time.sleep(0.001)
+
+
 def kill_while(write, number: int, seed: int) -> None:
     """Let a process write rounds without end, and kill it at some moment; again and again."""
     draw = random.Random(seed)
@@ -99,7 +112,7 @@ def kill_while(write, number: int, seed: int) -> None:
                 write()
             finally:
                 os._exit(1)
-        time.sleep(draw.uniform(0.002, 0.06))
+        wait_until_it_worked(child, draw.uniform(0.002, 0.06))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -272,3 +285,111 @@ def test_only_the_owner_reads_what_sites_and_servers_write(umask, tmp_path):
         assert mode == (0o700 if path.is_dir() else 0o600), path
     for path in (tmp_path / "certs").rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that puts a folder on a disk of its own, of so many kilobytes; it returns the folder."""
+    mounted = []
+
+    def mount(name: str, kilobytes: int):
+        folder = tmp_path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except OSError as error:
+            pytest.skip(f"no tmpfs can be mounted here: {error}")
+        if done.returncode:
+            pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(
+            ["umount", "-l", str(folder)], check=True, timeout=10
+        )  # tensors that were read are in its memory
+
+
+def fill_up(folder):
+    """Fill the disk under a folder to the last byte; return the file that does."""
+    path, chunk = folder / "filler", 2**16
+    with path.open("wb", buffering=0) as file:
+        while chunk:
+            try:
+                file.write(b"x" * chunk)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                chunk //= 2
+    return path
+
+
+def test_a_checkpoint_on_a_disk_that_is_really_full_leaves_the_old_one(small_disk):
+    """A disk of 1 MB, checkpoints of 120 kB: it fills up while one is written, and again and again."""
+    run, like = RunFolder(small_disk("run", 1024)), state_of(0)
+    run.save(1, state_of(1), None)
+    run.save(2, state_of(2), 1)
+    filler = fill_up(run.path)
+    for room in range(0, 400_000, 20_000):  # from none at all to enough
+        os.truncate(filler, max(filler.stat().st_size - 20_000, 0) if room else filler.stat().st_size)
+        try:
+            run.save(3, state_of(3), 1)
+        except CheckpointError as error:
+            told = str(error)
+        else:
+            assert room > 100_000, "there was no room"
+            break
+        assert "No space left on device" in told
+        assert room < 300_000, "there was room"
+        round, state, best = run.load_last(like)
+        assert (round, best) == (2, 1)
+        assert all(bool((leaf == 2).all()) for leaf in tree.leaves(state))
+        assert not left_over(run.path)
+    assert run.load_last(like)[0] == 3
+
+
+@pytest.mark.slow
+def test_a_server_on_a_small_disk_stops_in_words_and_resumes(small_disk, tmp_path):
+    setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
+    filler = []
+
+    def fault(direction, name, round, envelope):
+        if (direction, name, round) == ("from", "a", 2) and not filler:
+            filler.append(fill_up(server.out))
+        return [envelope]
+
+    small_disk("run", 4096)
+    queue.fault = fault
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        server.run(ledger())
+    filler[0].unlink()
+    assert not left_over(server.out)
+    queue.inbox.clear()
+    queue.replies.clear()
+    book = Ledger.load(server.out)
+    assert book.round == 1
+    server.run(book)
+    check(setup, server, queue, book)
+
+
+def test_a_site_on_a_small_disk_says_so_and_goes_on_when_there_is_room(small_disk, tmp_path):
+    setup, server, queue = make("scaffold", tmp_path, RULES, reference=False)
+    filler = []
+
+    def fault(direction, name, round, envelope):
+        if (direction, name, round) == ("to", "b", 2):
+            filler.append(fill_up(tmp_path / "b"))
+        if (direction, name, round) == ("to", "b", 3):
+            filler[0].unlink(missing_ok=True)
+        return [envelope]
+
+    small_disk("b", 4096)
+    queue.fault = fault
+    book = ledger()
+    result = server.run(book)
+    assert book.sites["b"].refused == {"disk": 1}
+    assert [len(row["participants"]) for row in result.rounds] == [4, 3, 4]
+    assert not left_over(tmp_path)
+    check(setup, server, queue, book, absent={2: {"b"}})

@@ -102,7 +102,7 @@ def test_clients_heard_and_sparse_evaluation(tmp_path):
 
 
 def test_sites_choose_what_they_take_home_as_in_a_simulation(tmp_path):
-    setup, server, queue = make("fedavg", tmp_path, take_home="best", calibrate=True)
+    setup, server, queue = make("fedavg", tmp_path, take_home="best", take_home_folds=0, calibrate=True)
     book = ledger()
     server.run(book)
     run_setup(setup, tmp_path / "simulated", report=False)

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from coterie.core import tree
-from coterie.core.errors import CoterieError
+from coterie.core.errors import ConfigError, CoterieError
 from coterie.deploy import flower, settings
 from coterie.deploy.client_app import client_app, from_records
 from coterie.deploy.flower import run_server
@@ -98,6 +98,35 @@ def test_over_a_grid_in_this_process_the_bits_are_the_simulators(method, tmp_pat
         x = setup.federation.x[:4]
         expected = setup.method.predict(setup.task, tree.rows(views, i), x)
         assert torch.equal(load(folder, name, model=net)(x), expected)
+
+
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
+def test_secure_sums_over_a_grid_are_the_simulators_within_rounding(method, tmp_path):
+    setup, grid, run_config = play(method, tmp_path, **{"deploy.secure": True})
+    grid.broken[101] = 2
+    run_server(grid, run_config, net)
+    sim = simulate(setup)
+    kept, _ = RunFolder(tmp_path / "run").load(3, type(sim.state)(sim.state.server, ()))
+    for path, leaf in tree.pack(kept.server).items():
+        torch.testing.assert_close(leaf, tree.pack(sim.state.server)[path], rtol=2e-5, atol=2e-6)
+    kinds = [json.loads(from_records(pair[0].content)[0])["kind"] for pair in grid.sizes]
+    assert [kinds.count(kind) for kind in ("keys", "shares", "unmask")] == [12, 12, 12]
+
+
+def test_secure_sums_that_cannot_be_are_refused_before_the_run(tmp_path):
+    _, grid, run_config = play("fedamp", tmp_path, **{"deploy.secure": True, "deploy.sites": 2})
+    with pytest.raises(ConfigError, match="fedamp cannot be summed") as error:
+        run_server(grid, run_config, net)
+    assert any("3 to 1000 are needed" in problem for problem in error.value.problems)
+
+
+def test_a_site_for_secure_sums_only_sends_nothing_else(tmp_path):
+    _, grid, run_config = play("fedavg", tmp_path, **{"deploy.deadline": 0.2, "deploy.joining": 60.0})
+    for context in grid.nodes.values():
+        context.node_config["secure"] = True
+    with pytest.raises(CoterieError, match="0 of 4 sites answered"):
+        run_server(grid, run_config, net)
+    assert all(b'"info/loss"' not in bytes(from_records(reply.content)[1]) for _, reply in grid.sizes)
 
 
 def test_a_node_that_answers_nonsense_is_a_node_that_failed(tmp_path):

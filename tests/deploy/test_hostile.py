@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from typing import get_args
 
 import pytest
 import torch
@@ -157,13 +158,17 @@ def test_one_site_does_not_choose_the_round(average, selected, tmp_path):
 
 @pytest.fixture(scope="module")
 def heard_by_a(tmp_path_factory):
-    """{topology: (site a after two of three rounds, what the server sent it)}."""
+    """{topology: (site a after a run, what the server sent it)}; of a run with secure sums, too."""
     found = {}
     for method, topology in CASES[1:]:
         root = tmp_path_factory.mktemp(topology)
         _, server, queue = make(method, root, RULES, reference=False, topology=topology)
         server.run(Ledger("test-fuzz"))
         found[topology] = queue.sites["a"], [each[3] for each in queue.seen if each[:2] == ("to", "a")]
+    secure = Rules(sites=4, deadline=2, joining=30, secure=True)
+    _, server, queue = make("fedavg", tmp_path_factory.mktemp("secure"), secure, reference=False)
+    server.run(Ledger("test-fuzz"))
+    found["secure"] = queue.sites["a"], [each[3] for each in queue.seen if each[:2] == ("to", "a")]
     return found
 
 
@@ -253,7 +258,9 @@ def read_or_refused(read, data: bytes):
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from([*FIELDS, "from", "to"]), ANYTHING),
-    st.sampled_from(["joined", "answer", "asks", "offers", "finished", "refused", "round", "finish", "ask", "offer"]),
+    st.sampled_from(
+        [kind.model_fields["kind"].default for kind in (*get_args(messages.ToSite), *get_args(messages.ToServer))]
+    ),
 )
 def test_a_header_of_anything_is_typed_or_refused(values, kind):
     data = json.dumps({"v": 2, "run": "r", "life": 1, "round": 1, "from": "a", "to": "server", **values, "kind": kind})

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from coterie.core import tree
 from coterie.core.errors import ConfigError
 from coterie.data import load as load_data
 from coterie.deploy import app as app_folder
@@ -101,6 +102,41 @@ def test_one_dead_site_does_not_stop_the_others(tmp_path):
     rows = RunFolder(out).read_rounds(9)
     assert rows[0]["participants"] == list(names)
     assert rows[2]["participants"] == list(names[:2])
+
+
+@pytest.mark.slow
+def test_secure_sums_in_real_processes_and_a_site_is_killed_under_its_masks(tmp_path):
+    """Four sites; one is killed once it has shared its secrets in round 2, so that the others recover its masks."""
+    setup, out = part_of(deployed("fedavg"), 4), tmp_path / "run"
+    names, work = setup.federation.names, tmp_path / "run" / "flower"
+    killed, holder = [], []
+
+    def watch(told):
+        if told["round"] == 1 and not killed and shared():
+            killed.append(True)
+            holder[0].stop_site(names[3], kill=True)
+
+    def shared():
+        path = next((work / "sites" / names[3]).rglob("masks.json"), None)
+        kept = {} if path is None else json.loads(path.read_text())
+        return kept.get("round") == 2 and bool(kept.get("own"))
+
+    rules = {**local_settings(work, names, out), "deadline": 120.0, "joining": 300.0, "secure": True}
+    app_folder.write(work / "app", setup.config, rules)
+    with local_federation(work, names) as running:
+        holder.append(running)
+        running.submit(resume=False)
+        wait(running, out, watch, 900)
+    assert killed
+    rows = RunFolder(out).read_rounds(9)
+    assert rows[0]["participants"] == list(names)
+    assert rows[2]["participants"] == list(names[:3])
+    absent = {number: {*names} - {*rows[number - 1]["participants"]} for number in (1, 2, 3)}
+    sim = simulate(setup, absent=absent)
+    kept, _ = RunFolder(out).load(3, type(sim.state)(sim.state.server, ()))
+    for path, leaf in tree.pack(kept.server).items():
+        torch.testing.assert_close(leaf, tree.pack(sim.state.server)[path], rtol=1e-4, atol=1e-5)
+    assert not processes.descendants(os.getpid()), "everything is stopped"
 
 
 def test_the_data_set_has_the_clients_that_sites_are(tmp_path):

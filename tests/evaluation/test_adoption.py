@@ -62,7 +62,7 @@ def test_being_too_sure_is_no_reason_to_give_way():
     assert choose(TASK, random, sure).kept == LOCAL
 
 
-def test_half_a_standard_error_is_the_limit():
+def test_one_standard_error_is_the_limit():
     """Regressions whose squared errors differ by d_i."""
     n, owner, y = 16, torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.float64)
     alone = Predictions(torch.ones(n, 1, dtype=torch.float64), y, owner)

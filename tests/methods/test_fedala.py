@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from coterie import testing
+from coterie.core import tree
 from coterie.core.optimizers import SGD
+from coterie.core.training import train
 from coterie.methods import FedALA
 from coterie.methods.fedala import _last_layers, _share
 
@@ -40,6 +42,18 @@ def test_from_the_third_round_on_weights_take_one_pass():
     for sim in sims:
         sim.train(3, LOOP)
     assert torch.equal(*(sim.state.clients.weight["weight"] for sim in sims))
+
+
+def test_a_client_that_begins_late_takes_w_as_it_is_and_adapts_nothing_before_it_has_a_model_of_its_own():
+    """The shared model is far from the initial one by then, so steps on W would move it."""
+    method, model = FedALA(SGD(0.1), eta=10.0, sample=1.0), testing.task()
+    w = tree.map(lambda leaf: leaf + 0.3, model.init())
+    client, _, _ = method.local_update(model, method.init_client(model.init()), w, testing.batches(1))
+    assert all(bool((weight == 1).all()) for weight in client.weight.values())
+    expected, _ = train(model, SGD(0.1), w, testing.batches(1))
+    testing.same(client.theta, expected, "the first round is training from w", tolerance=1e-6)
+    client, _, _ = method.local_update(model, client, w, testing.batches(1))
+    assert any(bool((weight < 1).any()) for weight in client.weight.values())
 
 
 def test_which_layers_are_mixed():

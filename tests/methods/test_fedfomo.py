@@ -8,10 +8,10 @@ from coterie.core import tree
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.core.rng import torch_generator
-from coterie.core.routes import NOBODY
+from coterie.core.routes import NOBODY, Addressed
 from coterie.data.federation import Split
 from coterie.methods import FedFomo, Local
-from coterie.methods.fedfomo import Server
+from coterie.methods.fedfomo import Own, Server
 
 from .quadratic import DIM, SIZES, STACKED, federation, simulation, task
 
@@ -130,6 +130,21 @@ def test_with_probability_epsilon_they_are_drawn_at_random():
     assert sum(4 in each for each in sent) / draws == pytest.approx(0.25, abs=0.04)
 
 
+def test_the_chance_of_random_models_falls_with_each_round():
+    method, state = FedFomo(models=2, epsilon=0.3, decay=0.1), server([0.0, 9.0, 8.0, 7.0, 6.0], [True] * 5)
+    shares = []
+    for number in range(4):
+        now, rngs = state._replace(round=torch.tensor(number)), (torch_generator(k) for k in range(1500))
+        down = (method.dispatch(now, torch.tensor([0]), rng).models.owners[0].tolist() for rng in rngs)
+        shares.append(sum(set(owners) != {1, 2} for owners in down) / 1500)
+    assert shares == pytest.approx([0.3 * 5 / 6, 0.2 * 5 / 6, 0.1 * 5 / 6, 0.0], abs=0.03)
+    assert shares[-1] == 0.0
+    sim = simulation(EVERYBODY, steps=1)
+    for number in (1, 2):
+        sim.train(number, STACKED)
+    assert int(sim.state.server.round) == 2
+
+
 def test_equal_affinities_are_in_random_order():
     method, state = FedFomo(models=1, epsilon=0.0), server([0.0] * 5, [True] * 5)
     sent = [int(method.dispatch(state, torch.tensor([0]), torch_generator(k)).models.owners[0, 0]) for k in range(400)]
@@ -142,6 +157,13 @@ def test_a_peer_holds_its_own_rows_and_offers_its_model():
     assert state.affinity.shape == (1, 4)
     assert tree.nbytes(state.models) == tree.nbytes(params)
     assert torch.equal(method.offer(state, torch.tensor([2]))["w"][0], params["w"])
+    assert state.at(torch.tensor([2, 0, 3])).tolist() == [0, -1, -1]
+    # What it hears of others is that they took part.
+    told = Own({"w": torch.full((2, DIM), 7)}, torch.full((2, 4), 5.0))
+    after = method.aggregate(state, torch.tensor([0, 3]), Addressed(told, torch.full((2, 1), NOBODY), ()))
+    assert torch.equal(after.models["w"], state.models["w"])
+    assert not after.affinity.any()
+    assert after.heard.tolist() == [True, False, False, True]
 
 
 def test_affinities_below_0_are_refused():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from coterie.core.optimizers import SGD
+from coterie.core.optimizers import SGD, Adam
 from coterie.methods import FedProx
 
 from .quadratic import DIM, LOOP, SHARE, STACKED, hessians, linear_terms, simulation
@@ -27,3 +27,12 @@ def test_the_automatic_pull_takes_back_a_tenth_of_the_way():
         auto.train(1, LOOP)
         number.train(1, LOOP)
         torch.testing.assert_close(auto.state.server["weight"], number.state.server["weight"])
+
+
+def test_the_automatic_pull_counts_the_weights_that_adam_moves():
+    """Adam moves each of the d = 4 trained weights by about lr: mu = 0.1 / (lr sqrt(d) K)."""
+    lr, steps = 0.05, 10
+    auto, number = (simulation(FedProx(Adam(lr), **mu), steps) for mu in ({}, {"mu": 0.1 / (lr * DIM**0.5 * steps)}))
+    auto.train(1, LOOP)
+    number.train(1, LOOP)
+    torch.testing.assert_close(auto.state.server["weight"], number.state.server["weight"])

@@ -1,7 +1,8 @@
+import pytest
 import torch
 
-from coterie.core.optimizers import SGD
-from coterie.methods import FedProxFT
+from coterie.core.optimizers import SGD, Adam
+from coterie.methods import FedProx, FedProxFT
 
 from .quadratic import DIM, STACKED, hessians, linear_terms, simulation
 
@@ -14,3 +15,12 @@ def test_fine_tuning_has_no_pull():
     for k, (h, b) in enumerate(zip(hessians(), linear_terms(), strict=True)):
         torch.testing.assert_close(views[k].flatten(), torch.linalg.solve(h, b), rtol=1e-5, atol=1e-6)
     assert views.shape == (3, 1, DIM)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.05)])
+def test_a_round_is_fedproxs(optimizer):
+    ours, theirs = (simulation(method(optimizer), steps=5) for method in (FedProxFT, FedProx))
+    for number in (1, 2):
+        ours.train(number, STACKED)
+        theirs.train(number, STACKED)
+    assert torch.equal(ours.state.server["weight"], theirs.state.server["weight"])

@@ -1,8 +1,11 @@
 import torch
+from torch import nn
 
 from coterie import testing
 from coterie.core import tree
+from coterie.core.method import Newcomer, Population
 from coterie.core.optimizers import SGD
+from coterie.core.task import Task
 from coterie.methods import LGFedAvg
 
 from .quadratic import LOOP
@@ -20,3 +23,19 @@ def test_heads_are_averaged_and_bodies_stay():
         else:
             assert torch.equal(value, trained[name])
     assert not torch.equal(views["0.weight"][0], views["0.weight"][1])
+
+
+def test_a_newcomer_trains_its_body_under_the_shared_head():
+    """A model that is nothing but its head has no body to train: then a newcomer trains as everybody does."""
+    for task, only in (
+        (testing.task(), {"0.weight", "1.weight", "1.bias"}),
+        (Task(nn.Linear(6, 3), num_classes=3), None),
+    ):
+        newcomer = Newcomer(task.init(), task.init())
+        assert LGFedAvg().onboard(task, newcomer, torch.tensor([4]), None).only == only
+
+
+def test_without_a_head_it_says_that_nothing_is_shared():
+    headless = Task(nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten()), num_classes=3)
+    assert "nothing is shared" in LGFedAvg().cautions(headless, Population(4, 4))[0]
+    assert LGFedAvg().cautions(testing.task(), Population(4, 4)) == []

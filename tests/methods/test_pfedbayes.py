@@ -8,6 +8,7 @@ from coterie import testing
 from coterie.core import tree
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
+from coterie.core.training import train
 from coterie.methods import PFedBayes
 from coterie.methods.pfedbayes import Gaussian, _draw, divergence
 
@@ -55,6 +56,31 @@ def test_without_noise_and_with_fixed_variances_it_is_proximal():
         expected = expected + SHARE[k] * prior
     torch.testing.assert_close(sim.state.server.mu["weight"].flatten(), expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(sim.views(1, LOOP)["weight"], sim.state.clients.q.mu["weight"])
+
+
+def test_without_noise_pull_and_variances_it_is_training():
+    """Statistics of normalisation layers follow the client's own batches, and are averaged."""
+    model, batches = testing.task(), testing.batches(1)
+    method = PFedBayes(SGD(0.1), zeta=0.0, sigma=0.1, noise=False, learn_variance=False, prior_lr=0.0)
+    down = method.init_server(model.init(), Population(4, 4, model))
+    client, up, _ = method.local_update(model, method.init_client(model.init()), down, batches)
+    trained, _ = train(model, SGD(0.1), model.init(), batches)
+    testing.same(client.q.mu, trained, "the posterior's mean is not the trained model", tolerance=1e-6)
+    assert not torch.equal(trained["1.running_mean"], model.init()["1.running_mean"])
+    torch.testing.assert_close(up.mu["1.running_mean"], trained["1.running_mean"])
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_step_is_down_the_gradient_at_the_weights_that_were_drawn(noise):
+    model, batches, lr = testing.task(norm=False), testing.batches(1).first_steps(1), 0.1
+    method = PFedBayes(SGD(lr), zeta=0.0, sigma=0.3, noise=noise, learn_variance=False)
+    down = method.init_server(model.init(), Population(4, 4, model))
+    client, _, _ = method.local_update(model, method.init_client(model.init()), down, batches)
+    where = _draw(down, batches.key[0, 0]) if noise else down.mu
+    x, y = (part[batches.index[0, 0]][batches.mask[0, 0] > 0] for part in (batches.x, batches.y))
+    slope = torch.func.grad(lambda theta: torch.nn.functional.cross_entropy(model.logits(theta, x), y))(where)
+    for name, value in model.init().items():
+        torch.testing.assert_close(client.q.mu[name], value - lr * slope[name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_pull_stronger_than_a_step_can_follow_just_reaches_the_prior():

@@ -7,13 +7,14 @@ from torch import nn
 
 from coterie import testing
 from coterie.core import tree
+from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.core.task import Task
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
 from coterie.methods import QLSDFT, FedAvg
-from coterie.methods.qlsd_ft import _quantised
+from coterie.methods.qlsd_ft import Up, _quantised
 from coterie.testing.messages import messages, model
 
 from .quadratic import SHARE, STACKED, hessians, linear_terms, simulation, task
@@ -111,6 +112,19 @@ def test_noise_belongs_to_the_runs_seed_and_the_round():
     assert torch.equal(first, again)
     assert (first - second).abs().min() > 1e-3
     assert (first - other).abs().min() > 1e-3
+    assert (second - other).abs().min() > 1e-3, "the next seed's rounds are not this one's"
+
+
+def test_the_server_counts_rounds_from_0_whatever_the_seed_is():
+    """Else the second round of one seed would draw the noise of the first round of the next."""
+    method, params = QLSDFT(), {"w": torch.zeros(4)}
+    servers = [method.init_server(params, Population(3, 3, seed=seed)) for seed in (6, 7)]
+    assert [(int(each.seed), int(each.round), int(each.clients)) for each in servers] == [(6, 0, 3), (7, 0, 3)]
+    still = Up({"w": torch.zeros(3, 4)}, {"w": torch.zeros(3)}, {}, torch.ones(3), torch.ones(3))
+    first, other = (method.aggregate(each, torch.arange(3), still) for each in servers)
+    second = method.aggregate(first._replace(w=params), torch.arange(3), still)
+    assert not torch.equal(second.w["w"], other.w["w"])
+    assert not torch.equal(second.w["w"], first.w["w"])
 
 
 def test_a_message_has_a_byte_for_each_number():

@@ -69,6 +69,34 @@ def test_the_unit_is_the_mean_squared_distance_of_two_examples_and_removes_scale
     torch.testing.assert_close(*grams)
 
 
+def test_features_that_are_all_the_same_have_a_unit_that_is_small_but_not_0():
+    z = torch.tensor([[3.0, 4.0]], dtype=torch.float64).expand(6, 2)
+    assert float(gp.unit_of(z, torch.ones(6))) == pytest.approx(gp.SAME * 25)
+    assert float(gp.unit_of(0 * z, torch.ones(6))) > 0
+    assert torch.equal(
+        gp.kernel(z, z, gp.Kernel(torch.zeros(2), gp.unit_of(z, torch.ones(6)))), torch.ones(6, 6).double()
+    )
+
+
+def test_far_from_0_distances_are_not_rounded_away():
+    z = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shape = plain_kernel(1.0, 1.0)
+    torch.testing.assert_close(
+        gp.kernel((1000 + z).float(), (1000 + z).float(), shape), gp.kernel(z, z, shape).float(), rtol=0, atol=1e-3
+    )
+
+
+def test_the_training_loss_is_that_of_the_mean():
+    """f = K a within nodes; an example of side 0 costs log(1 + e^-f), one of side 1 log(1 + e^f), each its weight."""
+    gram = torch.tensor([[2.0, 0.5, 0.1], [0.5, 2.0, 0.3], [0.1, 0.3, 2.0]], dtype=torch.float64)
+    nodes = gp.nodes_of(TWO, TWO[torch.tensor([0, 1, 0])], torch.tensor([1.0, 3.0, 0.0]))
+    a = torch.tensor([0.7, -0.4, 0.0], dtype=torch.float64)
+    f = gram @ a
+    expected = (1 + (-f[0]).exp()).log() + 3 * (1 + f[1].exp()).log()
+    found = gp.training_loss(gram, nodes, gp.Posterior(a[None], torch.zeros(1, 3, 3).double()))
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
 def test_mean_and_covariance_given_omega_are_those_of_gaussian_regression():
     """Of pseudo-observations kappa / omega with noise 1 / omega."""
     draw = torch.Generator().manual_seed(0)

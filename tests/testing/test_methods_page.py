@@ -43,3 +43,4 @@ def test_what_a_card_says() -> None:
     assert card("fedamp").down.endswith("each its own")
     assert card("fedavg").down.endswith("the same to all")
     assert card("federico").up.endswith("to the owners of the models that it was sent")
+    assert card("fedfomo").up.endswith("its affinities; to the server")

@@ -13,6 +13,7 @@ from coterie.cli import (
     compare,
     data,
     data_schema,
+    demo,
     doctor,
     export,
     flower,
@@ -37,6 +38,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False
 )
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run)
+app.command()(demo.demo)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.plan)
 app.command()(resume.resume)
 app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)

@@ -19,6 +19,7 @@ from coterie.core.optimizers import OPTIMIZERS
 from coterie.experiment.tuning.space import range_of
 from coterie.methods import METHODS
 from coterie.methods.fields import Hyper, find_method, hyper_parameters
+from coterie.parts import sums
 
 OPTIMIZER_NAMES = {OPTIMIZER.name, *(each.name for cls in OPTIMIZERS.values() for each in hyper_parameters(cls))}
 
@@ -43,6 +44,8 @@ def _list(console: Console) -> None:
     for name, cls in METHODS.items():
         table.add_row(name, " ".join(about(cls).split("\n\n")[0].split()))
     console.print(table)
+    summed = [name for name, cls in METHODS.items() if sums.why_not(cls()) is None]
+    say(console, f"Over Flower, messages can be summed securely (deploy.secure) of: {', '.join(summed)}.", "dim")
     console.print("'coterie methods NAME' shows the equations and flags of a method.", style="dim")
 
 
@@ -57,6 +60,9 @@ def _show(console: Console, name: str) -> None:
         console.print(_table(f"Flags of {name}", [(each, format_default(each.default), each.help) for each in own]))
     else:
         console.print(f"{name} has no flags.")
+    if all(each.default is not dataclasses.MISSING for each in dataclasses.fields(cls)):  # type: ignore[arg-type]
+        reason = "it sends nothing" if name == "local" else sums.why_not(cls())
+        say(console, f"Secure sums over Flower (deploy.secure): {'yes' if reason is None else f'no, {reason}'}.")
     default = next((field.default for field in dataclasses.fields(cls) if field.name == "optimizer"), None)  # type: ignore[arg-type]
     if default is not None:
         console.print(_table("Flags of its optimiser", list(_optimizer_rows(default))))

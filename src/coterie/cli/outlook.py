@@ -59,6 +59,8 @@ def _lines(found: RunPlan) -> list[tuple[str, str]]:
         lines.append(("weights", f"{own:.2g} for itself, {strongest:.2g} for the next; {others:.1f} others count"))
     if found.traffic is not None:
         lines.append(("traffic", _traffic(found.traffic) if found.traffic.total else "nothing is sent"))
+    if found.privacy is not None:
+        lines.append(("privacy", found.privacy["words"]))
     if found.seconds is not None:
         lines.append(("time", f"roughly {_time(found.seconds[0])} to {_time(found.seconds[1])}"))
     paged = "; clients' states beyond half the limit lie in files" if memory.paged else ""

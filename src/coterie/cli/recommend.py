@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from coterie.cli.compare import names_of
 from coterie.cli.console import say, show, stdout
@@ -18,7 +19,7 @@ from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe, measures, schema_lines
 from coterie.experiment.config import default_out
 from coterie.experiment.tuning.panel import PANEL
-from coterie.experiment.tuning.recommend import FOLDS, TRIALS, look_at, prepare_panel, run_panel
+from coterie.experiment.tuning.recommend import FOLDS, TRIALS, Recommendation, look_at, prepare_panel, run_panel
 
 
 @with_settings("method", "reference")
@@ -71,13 +72,20 @@ def recommend(
                 say(console, line)
         with watch(quiet, measures=measures(panel.setup.config)) as progress:
             found = run_panel(panel, path, progress=progress)
-        show(console, panel_table(found))
-        for line in sentences(found):
-            say(console, line)
         if not quiet:
             say(console, "The run's test examples were not looked at.")
-            file = shlex.quote(str(found.path))
-            say(console, f"Its settings are in {found.path}:")
-            say(console, f"  coterie run {file}")
-            say(console, f"  coterie flower up {file} --sites {found.look.sites}")
-            say(console, f"  coterie flower init APP {file} --sites {found.look.sites}    # for real machines")
+        print_found(console, found, quiet=quiet)
+
+
+def print_found(console: Console, found: Recommendation, *, quiet: bool) -> None:
+    """Print what is recommended, and where its settings are."""
+    show(console, panel_table(found))
+    for line in sentences(found):
+        say(console, line)
+    if quiet:
+        return
+    file = shlex.quote(str(found.path))
+    say(console, f"Its settings are in {found.path}:")
+    say(console, f"  coterie run {file}")
+    say(console, f"  coterie flower up {file} --sites {found.look.sites}")
+    say(console, f"  coterie flower init APP {file} --sites {found.look.sites}    # for real machines")

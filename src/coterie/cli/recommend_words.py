@@ -8,7 +8,7 @@ from rich.table import Table
 
 from coterie.cli.tables import amount, counts_sentence, format_interval, format_value, heading, metric_words
 from coterie.core.units import bytes_in_words
-from coterie.experiment.tuning.choice import LOCAL, Difference
+from coterie.experiment.tuning.evidence import LOCAL, Difference
 from coterie.experiment.tuning.recommend import Look, Panel, Recommendation
 from coterie.methods import METHODS
 
@@ -28,6 +28,8 @@ def look_lines(look: Look) -> list[str]:
             f"Labels {_verdict(away, chance)}: to match all sites together, {100 * away:.0f} % of a typical site's "
             f"labels would have to change ({100 * chance:.0f} % by chance)."
         )
+    if look.inputs is None:
+        return lines
     away, chance = look.inputs
     lines.append(
         f"Inputs {_verdict(away, chance)}: a typical site's mean is {away:.2f} standard deviations from that of all "
@@ -44,9 +46,13 @@ def plan_lines(panel: Panel) -> list[str]:
     lines += [f"Note: {note}." for note in panel.notes]
     return [
         *lines,
-        f"Each method, local included, has {panel.trials} candidates and {one} rounds to be tuned in each of "
+        f"Each method, local included, has {_candidates(panel.trials)} and {one} rounds to be tuned in each of "
         f"{len(panel.folds)} folds; {everything} rounds in all.",
     ]
+
+
+def _candidates(number: int) -> str:
+    return f"{number} candidates" if number > 1 else "1 candidate, its settings as they are,"
 
 
 def panel_table(found: Recommendation) -> Table:

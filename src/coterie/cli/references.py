@@ -11,6 +11,7 @@ from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import mean
 from coterie.experiment.references import NAMES, References
 from coterie.experiment.result import Result
+from coterie.experiment.several.comparison import Comparison
 
 
 def references_table(result: Result, found: References) -> Table:
@@ -31,14 +32,25 @@ def references_table(result: Result, found: References) -> Table:
 
 def references_sentence(result: Result, found: References) -> str:
     """Say whether the network keeps up with usual models that were trained on as little."""
+    alone = result.reference if result.reference is not None else result
+    who = "Trained alone, the network" if result.reference is not None else "The network"
+    return _compared(who, result.metric, alone.mean(), [found])
+
+
+def compared_sentence(comparison: Comparison) -> str:
+    """Say the same of a comparison's networks, trained alone; empty without them or without references."""
+    if not comparison.references or not comparison.has_local:
+        return ""
+    alone = float(comparison.means("local").mean())
+    return _compared("Trained alone, the network", comparison.metric, alone, comparison.references)
+
+
+def _compared(who: str, metric: str, alone: float, each: Sequence[References]) -> str:
     from coterie.cli.tables import amount, metric_words
 
-    metric = result.metric
-    alone = result.reference if result.reference is not None else result
-    own = {name: found.mean(name, metric) for name in NAMES if name.endswith("own")}
+    own = {name: mean([one.mean(name, metric) for one in each]) for name in NAMES if name.endswith("own")}
     best = max(own, key=lambda name: sign_of(metric) * own[name])
-    lead = sign_of(metric) * (alone.mean() - own[best])
-    who = "Trained alone, the network" if result.reference is not None else "The network"
+    lead = sign_of(metric) * (alone - own[best])
     usual = "linear model" if best.startswith("linear") else "trees"
     if not lead < 0:
         return f"{who} is on average no worse than the {usual} on each client's own data."

@@ -80,7 +80,7 @@ class Request:
     def _sort_words(self, rest: list[str]) -> list[str]:
         """Sort undeclared words into files, which are returned, and `method_flags`, which are None without a value."""
         files: list[str] = []
-        switches = {each.name for cls in METHODS.values() for each in hyper_parameters(cls) if is_switch(each)}
+        switches = {each.key for cls in METHODS.values() for each in hyper_parameters(cls) if is_switch(each)}
         words = deque(rest)
         while words:
             word = words.popleft()
@@ -136,7 +136,7 @@ def _hyper_parameters(method: str) -> dict[str, Hyper] | None:
         cls, _ = find_method(method)
     except ConfigError:
         return None
-    return None if cls is None else {hyper.name: hyper for hyper in hyper_parameters(cls)}
+    return None if cls is None else {hyper.key: hyper for hyper in hyper_parameters(cls)}
 
 
 def _methods_with(key: str) -> list[str]:

@@ -30,6 +30,13 @@ def resume(
         str | None,
         typer.Option(help="what a client keeps: federated or best (default: the same as before)", metavar="TEXT"),
     ] = None,
+    take_home_errors: Annotated[
+        float | None,
+        typer.Option(help="by how many standard errors it must be better than the local model", min=0, max=10),
+    ] = None,
+    take_home_folds: Annotated[
+        int | None, typer.Option(help="folds of cross-validation where validation is tiny; 0: none", min=0, max=20)
+    ] = None,
     calibrate: Annotated[
         bool | None, typer.Option("--calibrate/--no-calibrate", help="calibrate what a client keeps")
     ] = None,
@@ -47,5 +54,6 @@ def resume(
         measures = (run / "config.toml").exists() and not (run / "engine.json").exists()
         with watch(quiet, measures=measures) as progress:
             taking: dict[str, Any] = {"take_home": take_home, "calibrate": calibrate, "threshold": threshold}
+            taking |= {"take_home_errors": take_home_errors, "take_home_folds": take_home_folds}
             result = resume_run(run, device=device, progress=progress, **taking)
         print_result(stdout(), result, quiet=quiet, bmta=bmta)

@@ -72,6 +72,8 @@ def run(
                 say(console, f"{setup.config.method} on {describe(setup)}, seed {setup.config.seed}")
                 for line in schema_lines(setup.federation):
                     say(console, line)
+                if setup.budget:
+                    say(console, setup.budget.sentence())
                 show_first_look(first_look(setup))
             with watch(quiet, measures=measures(setup.config)) as progress:
                 result = run_setup(setup, path, progress=progress)

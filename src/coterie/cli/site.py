@@ -27,10 +27,11 @@ def site(
     ] = None,
     regression: Annotated[bool, typer.Option("--regression", help="the target is a number, not a class")] = False,
     folder: Annotated[Path, typer.Option(help="folder for the site's state and results")] = Path("site"),
-    keys: Annotated[
-        Path | None, typer.Option(help="folder with the other sites' public keys (for peer-to-peer)", file_okay=False)
-    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="folder with the other sites' public keys", file_okay=False)] = None,
     server_key: Annotated[Path | None, typer.Option(help="the ServerApp's public key", dir_okay=False)] = None,
+    secure_only: Annotated[
+        bool, typer.Option("--secure-only", help="send a server nothing but what is summed securely")
+    ] = False,
 ) -> None:
     """Take part in a federation with this site's data.
 
@@ -55,6 +56,7 @@ def site(
             "key": str(key.resolve()),
             "keys": str(keys.resolve()) if keys else "",
             "server-key": str(server_key.resolve()) if server_key else "",
+            "secure": secure_only,
         }
         run(
             superlink,

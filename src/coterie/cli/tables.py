@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.cli.console import say, show
-from coterie.cli.references import reference_rows, references_sentence, references_table
+from coterie.cli.references import compared_sentence, reference_rows, references_sentence, references_table
 from coterie.cli.take_home import change_sentence, print_take_home
 from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import UNDECIDED, VERDICTS, sign_of
@@ -36,7 +36,13 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
     if not quiet:
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
         by = f"{_average_name(result)} validation {metric_words(result.metric)}"
-        say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
+        if result.config.takes_last:
+            say(
+                console,
+                f"The last of {result.config.rounds} rounds is taken: choosing one would tell of examples{alone}.",
+            )
+        else:
+            say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
         say(console, rounds_sentence(result))
         say(console, fairness_sentence(result))
         say(console, verdict_sentence(result))
@@ -45,6 +51,8 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
         if result.references:
             say(console, references_sentence(result, result.references))
     print_take_home(console, result, quiet=quiet)
+    if result.budget and not quiet:
+        say(console, f"{result.budget.sentence()}")
     if result.onboarded:
         show(console, onboarded_table(result.onboarded))
     if bmta:
@@ -225,6 +233,8 @@ def print_comparison(console: Console, comparison: Comparison, *, quiet: bool) -
             say(console, f"{method}: {counts_sentence(benefit)}")
             if method in comparison.taken:
                 say(console, f"{method}: {change_sentence(comparison.metric, benefit, comparison.taken[method])}")
+        if usual := compared_sentence(comparison):
+            say(console, usual)
         if not comparison.has_local:
             say(console, "No client was trained alone, so gains are unknown: add local to --methods.")
         if comparison.path:

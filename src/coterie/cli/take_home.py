@@ -51,7 +51,11 @@ def take_home_table(result: Result, found: Adoption) -> Table:
         return [format_value(metric, row["gain"], "+"), format_interval(metric, row), row.get("verdict", "")]
 
     for i, (name, choice) in enumerate(zip(found.names, found.choices, strict=True)):
-        row = [str(choice.examples), WORDS[choice.kept], format_value(metric, found.test[metric][i])]
+        row = [
+            f"{choice.examples}{' in folds' * choice.held_out}",
+            WORDS[choice.kept],
+            format_value(metric, found.test[metric][i]),
+        ]
         row += [f"{each:.2f}" for each in (found.temperatures[i], found.thresholds[i]) if each is not None]
         table.add_row(name, *row, *(gain(benefit.clients[i]) if benefit else []))
     table.add_section()
@@ -68,7 +72,11 @@ def choices_sentence(found: Adoption) -> str:
     kept = f"{found.count(FEDERATED)} keep the federated model, {found.count(AVERAGE)} the average with their local one"
     few = found.with_few_examples()
     why = f" ({few} of them with fewer than {MIN_EXAMPLES} validation examples: see --validation)" if few else ""
-    return f"By their own validation data, {kept}, {found.count(LOCAL)} their local one{why}."
+    held = sum(choice.held_out for choice in found.choices)
+    by = (
+        f"By their own validation data ({held} of them by cross-validation)" if held else "By their own validation data"
+    )
+    return f"{by}, {kept}, {found.count(LOCAL)} their local one{why}."
 
 
 def change_sentence(metric: str, before: Benefit, after: Benefit) -> str:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 # Less than the total weight of any real minibatch: 0 / max(total, MIN_TOTAL_WEIGHT) is 0 where all examples are masked.
 MIN_TOTAL_WEIGHT = 1e-6
+# Under privacy a step is taken even if nobody was drawn for it. One example then has this weight, next to nothing.
+NOBODY_DRAWN = 1e-9
+IS_DRAWN = 1e-3  # weights above this are of examples that were drawn
 
 
 class Batch(NamedTuple):
@@ -52,6 +55,15 @@ class Batches(NamedTuple):
     key: Tensor  # [epochs, steps] int64; as in `Batch`
     count: Tensor  # type: ignore[assignment]  # []; the number of the client's examples that it trains on
     withheld: Withheld | tuple[()] = ()  # examples that are in none of these minibatches, if the method asks for some
+    everyone: Withheld | tuple[()] = ()  # each example once, where minibatches are drawn with repetition (privacy)
+
+    def once(self) -> Batches:
+        """Return minibatches of one epoch, for what is added up over examples: each of them comes once."""
+        if not self.everyone:
+            return self.epoch(0)
+        index, mask = self.everyone
+        keys = self.key[0, 0] + torch.zeros_like(index[..., 0])
+        return self._replace(index=index, mask=mask, key=keys, everyone=())
 
     def of_withheld(self) -> Batches:
         """Return minibatches of the withheld examples instead: one epoch, always in the same order.

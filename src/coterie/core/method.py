@@ -144,6 +144,15 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         """
         return None
 
+    @property
+    def beyond_sums(self) -> str:
+        """Why these means cannot be taken by secure sums (`coterie.parts.sums`), in words; empty if they can."""
+        return ""
+
+    def largest_weight(self, examples: int) -> float:
+        """Return the most that a message of a client with so many training examples may weigh in these means."""
+        return float(examples)
+
     def scheduled(self, rounds: int) -> Self:
         """Return the method for a run of so many rounds; by default itself.
 

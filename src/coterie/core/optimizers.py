@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
@@ -14,6 +14,9 @@ from torch import Tensor
 from coterie.core import tree
 from coterie.core.search import Search
 from coterie.core.tree import Params, Tree
+
+if TYPE_CHECKING:
+    from coterie.core.privacy import Guard
 
 
 class Optimizer(ABC):
@@ -44,6 +47,16 @@ class Optimizer(ABC):
         None, the default, means that steps are not proportional to the gradient.
         """
         return None
+
+    @property
+    def guard(self) -> Guard | None:
+        """How its gradients are kept private (`coterie.core.privacy`); None if they are not."""
+        return None
+
+    @property
+    def unguarded(self) -> Optimizer:
+        """The same optimiser without privacy, for what never leaves the client, nor enters into what does."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ def without_lr(optimizer: Optimizer, params: Params) -> tuple[Optimizer, Tree]:
     if type(optimizer) not in OPTIMIZERS.values() or not params:
         return optimizer, ()
     like = next(iter(params.values()))
-    return replace(optimizer, lr=1.0), torch.tensor(optimizer.lr, dtype=like.dtype, device=like.device)  # type: ignore[type-var]
+    return replace(optimizer, lr=1.0), torch.as_tensor(optimizer.lr, dtype=like.dtype, device=like.device)  # type: ignore[type-var]
 
 
 def with_lr(optimizer: Optimizer, lr: Any) -> Optimizer:

@@ -9,6 +9,7 @@ one minibatch and are for use inside a step of your own scan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value
 
-from coterie.core import tree
+from coterie.core import privacy, tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.optimizers import Optimizer, with_lr, without_lr
 from coterie.core.scan import scan
@@ -62,7 +63,8 @@ def train(
 
     Args:
         task: the model and its loss f.
-        optimizer: takes the steps; its state begins anew with each call.
+        optimizer: takes the steps; its state begins anew with each call. If it is private, so are they
+            (`coterie.core.privacy`); give its `unguarded` to train what never leaves the client.
         params: the model to start from, buffers included.
         batches: the client's minibatches, all epochs of which are used.
         penalty: added to the loss of every minibatch; it sees the trained parameters.
@@ -115,20 +117,38 @@ def minimise(
     """
 
     begin = tree.pack(params)
+    guard, optimizer = optimizer.guard, optimizer.unguarded
     taker, step_size = without_lr(optimizer, begin)  # so that runs that differ in their step size only share the step
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
-        params, rest, state, total, seen = carry
-        anchor, step_size = aux
-        grads, (loss, rest) = grad(lambda params: objective(params, rest, batch, anchor), has_aux=True)(params)
+        params, rest, state, total, seen, *taken = carry
+        if guard is None:
+            anchor, step_size = aux
+            grads, (loss, rest) = grad(lambda params: objective(params, rest, batch, anchor), has_aux=True)(params)
+        else:
+            anchor, step_size, lot = aux
+            grads, loss = privacy.gradient(guard, _told(objective, rest, anchor), params, batch, lot, *taken)
         flat, state = with_lr(taker, step_size).update(tree.pack(grads), state, tree.pack(params))
         count = batch.mask.sum()
-        return tree.rebuild(flat, params), rest, state, total + loss * count, seen + count
+        return tree.rebuild(flat, params), rest, state, total + loss * count, seen + count, *(n + 1 for n in taken)
 
     zero = torch.zeros((), device=batches.mask.device)
-    start = (params, rest, optimizer.init(begin), zero, zero)
-    params, rest, _, total, seen = scan(step, start, (anchor, step_size), batches)
+    start: tuple[Any, ...] = (params, rest, optimizer.init(begin), zero, zero)
+    if guard is not None:  # a step's number tells its noise from that of others with the same minibatch
+        start = (*start, torch.zeros_like(batches.key[0, 0]))
+    aux = (anchor, step_size) if guard is None else (anchor, step_size, guard.lot(batches))
+    params, rest, _, total, seen, *_ = scan(step, start, aux, batches)
     return params, rest, total / seen.clamp_min(MIN_TOTAL_WEIGHT)
+
+
+def _told(objective: Objective, rest: Any, anchor: Any) -> Callable[[Any, Batch], tuple[Tensor, Tensor]]:
+    """Return the objective without what it leaves of `rest`: under privacy, that does not change."""
+
+    def told(params: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        value, (loss, _) = objective(params, rest, batch, anchor)
+        return value, loss
+
+    return told
 
 
 def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, Params]:
@@ -147,6 +167,25 @@ def gradient(task: Task, params: Params, batch: Batch) -> tuple[Params, Tensor, 
     return grads, loss, rest
 
 
+def private_gradient(
+    guard: privacy.Guard, task: Task, params: Params, batch: Batch, lot: Tensor | tuple[()], draw: int = 0
+) -> tuple[Params, Tensor]:
+    """Differentiate the loss on one minibatch privately; see `privacy.gradient` for the arguments.
+
+    Returns:
+        The gradient at the trained parameters, and the loss, a scalar.
+    """
+    trained, rest = task.split(params)
+    assert isinstance(lot, Tensor)
+
+    def objective(trained: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss = task.loss({**trained, **rest}, batch)[0]
+        return loss, loss
+
+    grads, loss = privacy.gradient(guard, objective, trained, batch, lot, draw)
+    return grads, loss
+
+
 def proximal_steps(
     task: Task,
     optimizer: Optimizer,
@@ -155,6 +194,7 @@ def proximal_steps(
     penalty_gradient: PenaltyGradient,
     anchor: Params,
     steps: int,
+    lot: Tensor | tuple[()] = (),
 ) -> tuple[Params, Tensor]:
     """Take `steps` optimiser steps on f_B(theta) + R(theta; anchor), all on the same minibatch B.
 
@@ -166,14 +206,19 @@ def proximal_steps(
         penalty_gradient: the gradient of R in theta, as a function of the trained parameters and `anchor`.
         anchor: what R pulls to.
         steps: the number of steps, at least 1.
+        lot: `privacy.lot_of(optimizer, batches)`, which comes to a step through its `aux`.
 
     Returns:
         The model, buffers included, and f_B before the last step, a scalar.
     """
     trained, rest = task.split(params)
     state, loss = optimizer.init(trained), torch.zeros(())
-    for _ in range(steps):
-        grads, loss, rest = gradient(task, {**trained, **rest}, batch)
+    guard, optimizer = optimizer.guard, optimizer.unguarded
+    for k in range(steps):
+        if guard is None:
+            grads, loss, rest = gradient(task, {**trained, **rest}, batch)
+        else:
+            grads, loss = private_gradient(guard, task, {**trained, **rest}, batch, lot, k)
         trained, state = optimizer.update(tree.add(grads, penalty_gradient(trained, anchor)), state, trained)
     return {**trained, **rest}, loss
 
@@ -201,16 +246,27 @@ def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float:
     return min(optimizer.lr / (1 - left**steps), 1 / lam)
 
 
-def mean_loss(task: Task, params: Params, batches: Batches) -> Tensor:
-    """Return the mean loss over all examples in `batches`, in evaluation mode, a scalar. Nothing is trained."""
+def mean_loss(
+    task: Task, params: Params, batches: Batches, guard: privacy.Guard | None = None, draw: int = 0
+) -> Tensor:
+    """Return the mean loss over all examples in `batches`, in evaluation mode, a scalar. Nothing is trained.
+
+    With a `guard`, each loss is clipped to [0, `clip_loss`], and the sum noised; no example may then come twice
+    (`Batches.once`). `draw` tells the noise of one such sum from that of another.
+    """
+    most = math.inf if guard is None else guard.clip_loss
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         total, seen = carry
         losses = task.losses(aux, batch.x, batch.y)
+        if guard is not None:
+            losses = torch.nan_to_num(losses, most).clamp(0, most)
         return total + (losses * batch.mask).sum(), seen + batch.mask.sum()
 
     zero = torch.zeros((), device=batches.mask.device)
     total, seen = scan(step, (zero, zero), params, batches.merged(EVALUATION_BATCH))
+    if guard is not None:
+        total = privacy.noisy_sum(guard, total, most, batches.key[0, 0], draw).clamp_min(0)
     mean: Tensor = total / seen.clamp_min(MIN_TOTAL_WEIGHT)
     return mean
 

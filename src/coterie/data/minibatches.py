@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import poisson
 from torch import Tensor
 
 from coterie.core import rng
-from coterie.core.batches import Batches, Withheld
+from coterie.core.batches import NOBODY_DRAWN, Batches, Withheld
 from coterie.data.federation import Federation, Index
 
 Seeds = NDArray[np.uint64]
+OVERFLOW = 1e-18  # chance that a minibatch drawn by chance has more examples than room; part of delta
 Drawn = tuple[Index, NDArray[np.float32], Index]
 
 
@@ -29,6 +32,7 @@ class Plan:
     epochs: int = 1
     steps: int | None = None
     width: int | None = None  # what minibatches are filled up to; None: as in `draw`
+    poisson: bool = False  # for privacy: each example is in each minibatch with the same chance, whoever else is
     withheld: float = 0.0  # share of a client's training examples that it does not train on, but measures models on
 
     def num_steps(self, size: int) -> int:
@@ -53,10 +57,13 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
     sizes = [len(each) for each in own]
     # No minibatch is wider than the largest client of the federation, whoever is in this chunk.
     width = plan.width or min(plan.batch_size, federation.largest)
+    if plan.poisson:
+        width = poisson_width(plan.batch_size, federation.largest)
     epochs = 1 if plan.steps else plan.epochs
     longest = plan.steps or max(-(-size // plan.batch_size) for size in sizes)
     seeds = rng.seeds_of((seed, purpose, round), [federation.names[i] for i in ids])
-    index, mask, key = _drawn(own, seeds, plan, epochs, longest, width)
+    drawn = _drawn_by_chance if plan.poisson else _drawn
+    index, mask, key = drawn(own, seeds, plan, epochs, longest, width)
     device = federation.x.device
     if federation.weights is not None:
         mask *= federation.weights.cpu().numpy()[index]
@@ -68,6 +75,7 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         key=torch.from_numpy(key).to(device),
         count=torch.tensor(sizes, dtype=torch.float32, device=device),
         withheld=_filled(own, out, width, federation) if out else (),
+        everyone=_filled(own, own, width, federation) if plan.poisson and epochs else (),
     )
 
 
@@ -116,6 +124,40 @@ def _drawn(own: list[Index], seeds: Seeds, plan: Plan, epochs: int, longest: int
         else:
             index[row, :, :room] = shuffled(generator, examples, epochs, room)
             mask[row, :, : len(examples)] = 1
+        key[row, :, :steps] = generator.integers(2**62, size=epochs * steps).reshape(epochs, steps)
+    return index, mask, key
+
+
+def poisson_width(batch_size: int, largest: int) -> int:
+    """Return the room for the examples of a minibatch that are drawn by chance, `batch_size` of them on average.
+
+    With a chance below `OVERFLOW` there are more. Of all numbers of examples, the largest has the widest minibatches,
+    and none wider than a Poisson distribution (Anderson and Samuels, 1967).
+    """
+    if largest <= batch_size:
+        return largest
+    room = batch_size + np.arange(10 * math.isqrt(batch_size) + 50)
+    return min(largest, int(room[np.argmax(poisson.sf(room, batch_size) <= OVERFLOW)]))
+
+
+def _drawn_by_chance(own: list[Index], seeds: Seeds, plan: Plan, epochs: int, longest: int, width: int) -> Drawn:
+    """Return what `_drawn` does, with every example in every minibatch with the chance batch_size / (their number).
+
+    A minibatch that nobody was drawn for is a step all the same, in which there is noise: `NOBODY_DRAWN`.
+    """
+    key = np.zeros((len(own), epochs, longest), np.int64)
+    first = np.array([examples[0] if epochs else 0 for examples in own])
+    index = np.broadcast_to(first[:, None, None, None], (len(own), epochs, longest, width)).copy()
+    mask = np.zeros(index.shape, np.float32)
+    for row, (seed, examples) in enumerate(zip(seeds.tolist(), own, strict=True) if epochs else ()):
+        generator, size = np.random.default_rng(seed), len(examples)
+        steps = plan.steps or -(-size // plan.batch_size)
+        numbers = generator.binomial(size, min(1.0, plan.batch_size / size), (epochs, steps)).clip(max=width)
+        for epoch, step in np.ndindex(epochs, steps):
+            number = numbers[epoch, step]
+            index[row, epoch, step, :number] = generator.choice(examples, number, replace=False)
+            mask[row, epoch, step, :number] = 1
+        mask[row, :, :steps, 0] = np.maximum(mask[row, :, :steps, 0], NOBODY_DRAWN)
         key[row, :, :steps] = generator.integers(2**62, size=epochs * steps).reshape(epochs, steps)
     return index, mask, key
 

@@ -30,3 +30,10 @@ class Rules:
     joining: float = 600.0  # seconds to wait for the sites at the start
     norm_bound: float = 1e6
     sealed: bool = True  # mail between peers is encrypted end to end
+    secure: bool = False  # the server learns sums of messages only
+    threshold: float = 2 / 3  # share of a round's sites that must still be there to recover a sum
+
+    @property
+    def number(self) -> int:
+        """How many sites there will be at the start."""
+        return len(self.names) or self.sites

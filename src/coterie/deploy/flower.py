@@ -18,6 +18,7 @@ from coterie.deploy import settings
 from coterie.deploy.client_app import from_records, to_records
 from coterie.deploy.keys import identity_at, read_identity, read_keyring
 from coterie.deploy.ledger import Ledger
+from coterie.deploy.recommend import recommend_over
 from coterie.deploy.server import Server
 from coterie.deploy.site import Site
 from coterie.deploy.site_data import DataFunction, site_data, site_name
@@ -65,7 +66,10 @@ def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -
         chosen = model if model is not None else config.model
         server = Server(config, method, chosen, transport, key, out, deploy.rules(), known, say)
         try:
-            server.run(ledger)
+            if deploy.panel():
+                recommend_over(server, ledger, deploy)
+            else:
+                server.run(ledger)
         except Exception as error:
             ours = isinstance(error, CoterieError)
             text = str(error) if ours else f"{type(error).__name__}: {error} (the ServerApp's log has more)"
@@ -104,7 +108,8 @@ def make_site(run: Mapping[str, Any], node: Mapping[str, Any], model: Model | No
     known = read_keyring(Path(str(node["keys"])) if node.get("keys") else None)
     pinned = Path(str(node["server-key"])).read_text(encoding="utf-8").strip() if node.get("server-key") else None
     chosen = model if model is not None else config.model
-    return Site(name, config, method, chosen, own, key, root, pinned, known, deploy.norm_bound)
+    bounds = deploy.norm_bound, deploy.secure or bool(node.get("secure")), deploy.threshold
+    return Site(name, config, method, chosen, own, key, root, pinned, known, *bounds)
 
 
 class FlowerTransport:

@@ -11,9 +11,9 @@ import torch
 from coterie.core import routes
 from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
-from coterie.deploy import guard, messages, peer_mail, wire
+from coterie.deploy import guard, messages, seal, wire
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.messages import SERVER, FromSite, Refusal, Reply, Work
+from coterie.deploy.messages import SERVER, FromServer, FromSite, Refusal, Reply, Work
 from coterie.deploy.refused import CODES, Refused
 from coterie.deploy.schema import Complaint, Metrics, Part, Who
 from coterie.deploy.wire import Envelope, as_bytes
@@ -43,6 +43,7 @@ class Forms:
     near: Mapping[str, tuple[str, ...]] | None  # each site's neighbours; None with a server
     parts: frozenset[Part]  # that are scored
     offer: Tree = None  # the form of what a peer gives to those who ask; None if nobody asks
+    masked: bool = False  # `up` is a masked message, of which nothing can be checked
 
 
 @dataclass
@@ -81,6 +82,8 @@ class Intake:
             form["mail"] = self._letters(self.forms.near[sender], answer)
         content = guard.open_body(envelope, form)
         guard.check_info((content["info"], content["alone_info"]))
+        if self.forms.masked:
+            return Answer(content["up"], content["info"], content["alone_info"], metrics, {}, answer.refused)
         if self.forms.near is None:
             guard.check_message(self.method, content["up"], self.ledger.declared[sender].train, self.norm_bound)
             guard.check_combines(self.method, self.server, list(self.ledger.declared).index(sender), content["up"])
@@ -98,13 +101,13 @@ class Intake:
 
 def letter_sizes(sizes: Sequence[int], form: Tree) -> Tree:
     """Return the form of mail of these sizes; raise `Refused` if a letter with content of `form` cannot be so large."""
-    most = wire.limit(form) + peer_mail.SEAL_OVERHEAD_BYTES
+    most = wire.limit(form) + seal.OVERHEAD_BYTES
     if any(size > most for size in sizes):
         raise Refused("too-large", f"mail of more than {most} bytes")
     return {str(i): torch.empty(size, dtype=torch.uint8, device="meta") for i, size in enumerate(sizes)}
 
 
-def check_reply(ledger: Ledger, round: int, message: FromSite, kind: type[R], request: Work | None) -> R:
+def check_reply(ledger: Ledger, round: int, message: FromSite, kind: type[R], request: FromServer | None) -> R:
     """Return a reply of this kind to `request`, a message of the open round; raise `Refused` if it is another one."""
     if message.run != ledger.run:
         raise Refused("wrong-run", f"run {message.run!r}")

@@ -51,6 +51,7 @@ class Ledger:
     best: int = 0
     best_alone: int = 0
     finished: bool = False
+    doing: str = ""  # what a recommendation is at; a run is at a round
     declared: dict[str, Declaration] = dataclasses.field(default_factory=dict)  # in the order of client ids
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
     cards: dict[str, Card] = dataclasses.field(default_factory=dict)
@@ -78,7 +79,7 @@ class Ledger:
         values["mail"] = self.mail.save(out, self.round)
         files.write_checked_json(out / "deployment.json", values)
         self.mail.drop_files(out, self.round)
-        self.show(out)
+        self.show(out, self.doing)
 
     @classmethod
     def load(cls, out: Path) -> Ledger:
@@ -101,6 +102,8 @@ class Ledger:
 
     def stage(self) -> str:
         """Say what the run is doing now."""
+        if self.doing:
+            return self.doing
         if self.round < self.rounds:
             return f"round {self.round + 1} of {self.rounds}"
         return "the last evaluation" if self.round == self.rounds else "sites are writing their models"

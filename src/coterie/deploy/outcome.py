@@ -65,7 +65,19 @@ def conclude(
     rows = table_rows(setup, records, best)
     views, predictions, validation = results or SiteResults((), NO_PREDICTIONS)
     about = (setup.metric, reference, setup.task, setup.method)
-    result = Result(setup.config, out, rows, records, best, *about, views, predictions, {}, validation=validation)
+    result = Result(
+        setup.config,
+        out,
+        rows,
+        records,
+        best,
+        *about,
+        views,
+        predictions,
+        {},
+        validation=validation,
+        budget=setup.budget,
+    )
     folder = RunFolder(out)
     if not (out / "config.toml").exists():
         folder.create(to_toml(setup.config.to_file()))

@@ -16,8 +16,6 @@ from coterie.deploy.refused import Refused
 from coterie.deploy.seal import Card, Route
 from coterie.methods.fields import AnyMethod
 
-SEAL_OVERHEAD_BYTES = seal.NONCE_BYTES + 16  # that sealing adds to a letter
-
 
 @dataclasses.dataclass(frozen=True)
 class Peer:

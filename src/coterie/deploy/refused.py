@@ -19,9 +19,12 @@ CODES = {
     "unusable": "the method cannot aggregate it",
     "norm": "its norm is above the bound",
     "not-sealed": "it cannot be opened with the sender's and receiver's keys",
+    "range": "a value is too large for the fixed point in which messages are summed, or their weights are too small",
+    "masks": "the masks of the round do not allow it: they are of other sites, gone, or were used already",
     "state-lost": "the site no longer has the state that the round starts from",
     "unlike": "the site's data does not match that of the federation",
     "error": "reading it failed unexpectedly; the log of the one who refuses it says where",
+    "spent": "it has trained as many rounds as its privacy budget allows",
     "disk": "the site could not read or write its files; its log says why",
     "failed": "the site's own work failed; its log says why",
 }

@@ -13,7 +13,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from coterie.deploy.refused import CODES, Refused
-from coterie.evaluation.metrics import RANGES
+from coterie.evaluation.metrics import LARGEST, RANGES
 
 T = TypeVar("T")
 MAX_NAME_LENGTH = 200
@@ -22,6 +22,8 @@ MAX_EXAMPLES = 10**9
 MAX_CLASSES = 10**6
 MAX_ROUNDS = 10**7
 MAX_VALUES = 2**28  # in one example
+MAX_FOLDS = 100
+MAX_TRIALS = 1000  # in one message
 MAX_LETTERS = 10 * MAX_SITES  # in one envelope
 
 
@@ -97,6 +99,10 @@ Shape = Annotated[
     tuple[Annotated[int, Field(ge=1, le=MAX_VALUES)], ...], Field(max_length=8), AfterValidator(_few_values)
 ]
 Scores = Annotated[dict[str, float | None], AfterValidator(_checked_scores)]  # None: not defined
+# A number that a site computed; None: not defined. Metrics have closer bounds, which depend on their names.
+Measured = Annotated[float, Field(ge=-LARGEST, le=LARGEST)] | None
+Setting = Annotated[str, Field(max_length=200)] | bool | int | float | None
+Settings = Annotated[dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,100}$")], Setting], Field(max_length=200)]
 Part = Literal["validation", "test", "global_validation", "global_test"]
 Who = Literal["own", "alone"]
 Metrics = dict[Part, Scores]

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from coterie.core.errors import CoterieError
 from coterie.deploy import keys
@@ -31,6 +31,8 @@ from coterie.deploy.schema import Digest, PublicKey, Strict
 from coterie.storage import files
 
 NONCE_BYTES = 12
+OVERHEAD_BYTES = NONCE_BYTES + 16  # that sealing adds
+Signature = Annotated[str, Field(max_length=1000, pattern=r"^([0-9a-f]{2})*$")]
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,21 @@ def exchange_key_at(path: Path) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(data)
 
 
+def usable(exchange: str) -> str:
+    """Refuse the few public keys with which nothing can be agreed: whoever writes to their owner would fail."""
+    X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(exchange)))
+    return exchange
+
+
+ExchangeKey = Annotated[Digest, AfterValidator(usable)]  # 32 bytes as hexadecimal text
+
+
 class Card(Strict):
     """What others need to write to a site, signed by the site."""
 
-    exchange: Digest  # its public exchange key, 32 bytes as hexadecimal text
+    exchange: ExchangeKey  # its public exchange key
     key: PublicKey  # by which it is known
-    proof: Annotated[str, Field(max_length=1000, pattern=r"^([0-9a-f]{2})*$")]
-
-    @field_validator("exchange")
-    @classmethod
-    def _usable(cls, exchange: str) -> str:
-        """Refuse the few keys with which nothing can be agreed: whoever writes to their owner would fail."""
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(exchange)))
-        return exchange
+    proof: Signature
 
 
 def make_card(name: str, secret: X25519PrivateKey, identity: Identity) -> Card:

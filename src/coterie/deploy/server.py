@@ -8,6 +8,7 @@ which each site writes its model to its own disk.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -40,11 +41,14 @@ from coterie.deploy.ledger import Ledger
 from coterie.deploy.messages import FromSite, Neighbours
 from coterie.deploy.refused import Refused
 from coterie.deploy.schema import Part, Who
+from coterie.deploy.secure import agreement, at_server
+from coterie.deploy.secure.at_server import SecureSum
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
 from coterie.evaluation.metrics import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
+from coterie.experiment.privacy import install as privacy
 from coterie.experiment.records import better, round_record, score_of
 from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
@@ -108,6 +112,8 @@ class Rounds:
     alone: list[Record]  # records of training alone
     silent: set[str] = field(default_factory=set)  # did not answer last time, so they are not waited for
     errands: Errands | None = None  # what peers asked each other for in this round
+    secure_form: agreement.Form | None = None  # of messages that are summed securely
+    secure: SecureSum | None = None  # this round's
 
     @classmethod
     def begin(cls, server: Server, ledger: Ledger, joining: Joining, folder: RunFolder) -> Rounds:
@@ -123,11 +129,19 @@ class Rounds:
             raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
         metric = config.select or default_metric(facts.classes)
         config = config.model_copy(update={"select": metric})
-        setup = Setup(config, method, federation, task, metric, peers)
+        shapes = dataclasses.replace(federation, x=facts.blank(1))
+        made = privacy.at_server(config, method, task, shapes, facts.plan(config))
+        setup = Setup(config, method, federation, task, metric, peers, shares=made.shares, budget=made.budget)
         keys = rng.keys_of(federation.names)
         people = Population(facts.size, facts.audience, task, keys, seed=rng.server_seed(config.seed))
         start: Tree = method.init_server(task.init(), people)
         up, info = message_forms(method, task, start, config, facts)
+        secure_form = None
+        if server.rules.secure:
+            if problems := agreement.problems(config, method, facts.size):
+                raise ConfigError(problems)
+            secure_form = agreement.Form.of(method, up, facts)
+            up = secure_form.masked
         alone_info: Tree = {}
         if config.reference and config.method != "local":
             alone_info = message_forms(local_like(method), task, (), config, facts)[1]
@@ -153,8 +167,10 @@ class Rounds:
             if not (beside.path / "config.toml").exists():
                 beside.create(to_toml(setup.with_method(local_like(method)).config.to_file()))
             beside.rewrite_rounds(alone)
-        forms = Forms(up, info, alone_info, near, frozenset(parts), offer)
-        return cls(server, ledger, joining, folder, facts, setup, sim, forms, records, alone)
+        forms = Forms(up, info, alone_info, near, frozenset(parts), offer, secure_form is not None)
+        rounds = cls(server, ledger, joining, folder, facts, setup, sim, forms, records, alone)
+        rounds.secure_form = secure_form
+        return rounds
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -169,13 +185,19 @@ class Rounds:
         begin = self.server.transport.now()
         last = number > self.config.rounds
         sampled = [] if last else self.sim.sample(number)
+        self.secure = self._agree(number, sampled)
+        if self.secure is not None:
+            sampled = [self.names.index(name) for name in self.secure.senders]  # the others are as if they were not
         previous = number - 1
         evaluating = previous > 0 and (previous % self.config.evaluate_every == 0 or last)
         training = frozenset(self.names[i] for i in sampled)
         asked = self.names if evaluating else sorted(training)
         self.errands = self._run_errands(number, sampled, list(asked), evaluating)
         requests, bodies, down = self._requests(number, sampled, list(asked), evaluating)
-        answers = self._collect(number, requests, bodies, training)
+        if self.secure is None:
+            answers = self._collect(number, requests, bodies, training)
+        else:
+            answers = self._sum(self.secure, number, requests, bodies, training)
         if evaluating:
             self._evaluated(answers)
         self._close_pending()
@@ -194,6 +216,7 @@ class Rounds:
         self.ledger.mail.drop({name: self.ledger.base.get(name, 0) for name in self.names})
         self.folder.save(number, self.sim.state, self.ledger.best or None)
         self.ledger.save(self.server.out)
+        at_server.drop_files(self.server.out)
         self._show(number, answers, training)
 
     def finish(self) -> Result:
@@ -220,17 +243,18 @@ class Rounds:
     def _requests(
         self, number: int, sampled: list[int], asked: list[str], evaluating: bool
     ) -> tuple[dict[str, messages.Round], dict[str, bytes], Tree]:
-        """Return the round's messages, their bodies, and what the method dispatches to those who train."""
+        """Return the round's messages, their bodies, and what the method dispatches to all who were sampled."""
         if self.setup.peers is not None:
             pairs = {name: self._peer_request(number, name, sampled, evaluating) for name in asked}
             return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}, ()
-        train = self._send(self.server.method.dispatch, sampled, "dispatch", number) if sampled else ()
+        drawn = self.sim.sample(number) if sampled else []  # with those who did not agree on masks
+        train = self._send(self.server.method.dispatch, drawn, "dispatch", number) if drawn else ()
         everyone = list(range(len(self.names)))
         deploy: Tree = ()
         if evaluating:
             deploy = self._send(self.server.method.deploy, everyone, "dispatch for evaluation", number - 1)
         shared = self.server.method.global_model(self.sim.state.server) if evaluating else None
-        place = {client: row for row, client in enumerate(sampled)}
+        place = {client: row for row, client in enumerate(drawn) if client in sampled}
         requests, bodies = {}, {}
         for name in asked:
             index = self.names.index(name)
@@ -240,10 +264,40 @@ class Rounds:
             if evaluating:
                 content["deploy"] = tree.rows(deploy, index)
                 content |= {} if shared is None else {"shared": shared}
+            masking = None
+            if self.secure is not None and self.secure.total is None and index in place:
+                masking, content["shares"] = self.secure.masking(name)
             bodies[name] = wire.encode(content)
-            message = messages.Round(**self._work(number, name, sampled, evaluating), **self._best())
+            work = self._work(number, name, sampled, evaluating)
+            message = messages.Round(**work, **self._best(), masking=masking)
             requests[name] = guard.with_body(message, bodies[name])
         return requests, bodies, train
+
+    def _agree(self, number: int, sampled: list[int]) -> SecureSum | None:
+        """Let the sampled sites agree on masks, if messages are summed securely; or go on where a server ended."""
+        if self.secure_form is None or not sampled:
+            return None
+        session, route = at_server.new_session(self.ledger, number), functools.partial(self._route, number)
+        secure = SecureSum(self.ledger, self.server.rules, self.secure_form, session, route, self.server.out)
+        if not secure.resume(self.forms.info, self.forms.alone_info):
+            need = math.ceil(self.server.rules.quorum * len(sampled))
+            secure.agree([self.names[i] for i in sampled], functools.partial(self._deliver, number), need)
+        return secure
+
+    def _sum(
+        self,
+        secure: SecureSum,
+        number: int,
+        requests: Mapping[str, messages.Round],
+        bodies: Mapping[str, bytes],
+        training: frozenset[str],
+    ) -> dict[str, Answer]:
+        """Collect masked messages, and return the answers of the round with what is known of their sum."""
+        if secure.total is None:
+            secure.close(self._collect(number, requests, bodies, training, secure.least))
+            secure.save()
+        examples = {name: self.ledger.declared[name].train for name in secure.heard}
+        return secure.unmask(functools.partial(self._deliver, number), examples)
 
     def _run_errands(self, number: int, sampled: list[int], asked: list[str], evaluating: bool) -> Errands | None:
         """Let peers ask each other, if the method has them do so."""
@@ -328,6 +382,7 @@ class Rounds:
         requests: Mapping[str, messages.Round],
         bodies: Mapping[str, bytes],
         training: frozenset[str],
+        least: int = 1,
     ) -> dict[str, Answer]:
         now = self.server.method, self.sim.state.server
         intake = Intake(self.ledger, *now, number, requests, training, self.forms, self.server.rules.norm_bound)
@@ -336,7 +391,7 @@ class Rounds:
             intake.take(name, envelope, message)
             return True
 
-        need = max(1, math.ceil(self.server.rules.quorum * len(training or requests)))
+        need = max(least, math.ceil(self.server.rules.quorum * len(training or requests)))
         self._deliver(number, requests, bodies, take, training or frozenset(requests), need)
         return intake.answers
 
@@ -377,7 +432,7 @@ class Rounds:
             best = self.ledger.best_alone if local else self.ledger.best
             about = (self.setup.metric, self.config.average)
             old = next((score_of(*about, each) for each in records if each["round"] == best), None)
-            if old is None or better(score_of(*about, record), old):
+            if old is None or self.config.takes_last or better(score_of(*about, record), old):
                 if local:
                     self.ledger.best_alone = record["round"]
                 else:
@@ -398,9 +453,12 @@ class Rounds:
             return ids
         return self.sim._smallest(ids, self.config.clients_heard, "hearing", number)
 
-    def _combine(self, number: int, answers: Mapping[str, Answer], ids: list[int]) -> Tree:
+    def _combine(self, number: int, answers: Mapping[str, Answer], down: Tree, ids: list[int]) -> Tree:
         heard = self._heard(number, ids)
         ups = tree.stack([answers[self.names[i]].up for i in heard])
+        if self.setup.shares is not None:
+            sent = tree.rows(down, torch.tensor([self.sim.sample(number).index(i) for i in heard]))
+            ups = self.setup.shares.apply(self.config.seed, number, [self.names[i] for i in heard], sent, ups)
         return self.sim.place.aggregate(self.server.method, self.sim.state.server, torch.tensor(heard), ups)
 
     def _aggregate(self, number: int, ids: list[int], answers: Mapping[str, Answer], down: Tree) -> list[int]:
@@ -410,15 +468,17 @@ class Rounds:
         server_info: Tree = {}
         new: Tree = ()
         if self.setup.peers is None:
-            ids, new = guard.combine_usable(ids, functools.partial(self._combine, number, answers))
+            ids, new = guard.combine_usable(ids, functools.partial(self._combine, number, answers, down))
         accepted = [answers[self.names[i]] for i in ids]
-        info = tree.stack([each.info for each in accepted])
+        info = {} if self.setup.budget is not None else tree.stack([each.info for each in accepted])
         if self.setup.peers is None:
             self.sim.state = State(new, ())
             server_info = place.info(method, new)
             rows = torch.tensor([self.sim.sample(number).index(i) for i in ids])
             everyone = tree.stack([each.up for each in accepted])
             up, down_bytes = place.traffic(method, torch.tensor(ids), everyone, tree.rows(down, rows))
+            if self.secure is not None:  # of each client the server knows the same
+                up, server_info = self.secure.nbytes, {}
         else:
             for i in ids:
                 for to, data in answers[self.names[i]].mail.items():
@@ -433,7 +493,7 @@ class Rounds:
             self.ledger.pending_alone = round_record(number, alone, self.setup.federation)
         for i in ids:
             status = self.ledger.sites[self.names[i]]
-            loss = answers[self.names[i]].info.get("loss")
+            loss = None if self.setup.budget is not None else answers[self.names[i]].info.get("loss")
             status.loss = None if loss is None else float(loss)
         return ids
 

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
 from coterie.deploy.contract import Rules
+from coterie.deploy.schema import MAX_FOLDS, MAX_TRIALS
+from coterie.deploy.secure import agreement
 from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.setup import optimizer_values
 from coterie.methods.fields import AnyMethod, values_of
@@ -56,12 +58,31 @@ class Deploy(BaseModel):
     joining: float = Field(600.0, gt=0, description="seconds to wait for the sites at the start")
     norm_bound: float = Field(1e6, gt=0, description="largest norm of a site's message")
     sealed: bool = Field(True, description="mail between peers is encrypted end to end")
+    secure: bool = Field(False, description="the server learns sums of the sites' messages only, and no single one")
+    threshold: float = Field(
+        2 / 3, gt=0.5, le=1, description="secure: share of a round's sites that must still be there to recover the sum"
+    )
     keys: str = Field(
         "", description="folder with the sites' public keys, NAME.pub; empty: trust the first key of a name"
     )
     key: str = Field("", description="the server's private key; empty: make one in the run folder")
     out: str = Field("", description="the run folder; empty: a new one in runs/")
+    recommend: str = Field(
+        "", description="methods, separated by commas: do not train, but recommend one of them; empty: train"
+    )
+    trials: int = Field(6, ge=1, le=MAX_TRIALS, description="to recommend: candidates of each method, in each fold")
+    folds: int = Field(3, ge=2, le=MAX_FOLDS, description="to recommend: how often another part is held out")
+    given: str = Field("", description="to recommend: hyper-parameters that are not searched, such as 'lr=0.1, lam=1'")
     resume: bool = Field(False, description="continue the run in `out`")
+
+    def panel(self) -> list[str]:
+        """Return the methods among which one is to be recommended."""
+        return [name.strip() for name in self.recommend.split(",") if name.strip()]
+
+    def given_values(self) -> dict[str, str]:
+        """Return the hyper-parameters that are not searched, as they were typed."""
+        pairs = (part.partition("=") for part in self.given.split(",") if part.strip())
+        return {name.strip(): value.strip() for name, _, value in pairs}
 
     def rules(self) -> Rules:
         """Return the rules of the rounds."""
@@ -106,6 +127,13 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         settings = Deploy(**deploy)
     except pydantic.ValidationError as error:
         problems += [f"deploy.{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()]
+    if config is not None and method is not None and settings is not None and settings.secure:
+        problems += agreement.problems(config, method, settings.rules().number)
+        if config.privacy == "site-central":
+            problems.append(
+                "deploy.secure: with privacy = 'site-central' the server clips every site's message, and now it cannot "
+                "see them: use 'site-local' or 'record'"
+            )
     if problems or config is None or method is None or settings is None:
         raise ConfigError(problems)
     resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}

@@ -16,21 +16,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.core import routes
 from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
-from coterie.deploy import guard, messages, peer_mail, seal, site_folder, wire
+from coterie.deploy import guard, messages, peer_mail, seal, site_folder, site_trials, wire
 from coterie.deploy.federation_facts import FederationFacts, check_facts, declare
 from coterie.deploy.intake import letter_sizes
 from coterie.deploy.keys import Identity, same_key
-from coterie.deploy.messages import SERVER, Header, Refusal, Reply, ToSite
+from coterie.deploy.messages import SERVER, Header, Masking, Refusal, Reply, ToSite
 from coterie.deploy.peer_mail import Neighbourhood
 from coterie.deploy.refused import Refused
 from coterie.deploy.schema import Complaint, problem_of_name
+from coterie.deploy.secure.agreement import Form
+from coterie.deploy.secure.at_site import LETTER_BYTES, SiteMasks
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.deploy.store import About, Store
 from coterie.deploy.wire import Envelope, as_bytes, as_leaf
@@ -57,6 +61,8 @@ class Site:
     server_key: str | None = None  # None: trust the first key seen for a run
     known: Mapping[str, str] = field(default_factory=dict)  # other sites' public keys, for mail between peers
     norm_bound: float = 1e6  # of mail from peers
+    secure: bool = False  # messages are summed securely, and never sent otherwise
+    threshold: float = 2 / 3  # share of a round's sites that must be heard before this site helps to recover a sum
     _workbenches: dict[str, Workbench] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +109,14 @@ class Site:
     def _declaration(self, message: messages.Join) -> Envelope:
         secret = seal.exchange_key_at(self.root / "exchange.key")
         card = seal.make_card(self.name, secret, self.identity)
-        return self._sign(messages.Joined(**self._route(message), declares=declare(self.data), card=card))
+        return self._sign(messages.Joined(**self.route(message), declares=declare(self.data), card=card))
 
     def _once(self, envelope: Envelope, message: ToSite, store: Store) -> Envelope:
+        if isinstance(message, messages.Unmask):
+            guard.open_body(envelope, {})
+            seeds, secrets = self._masks(store).unmask(message)
+            told = messages.Unmasked(**self.route(message), request=message.digest, seeds=seeds, keys=secrets)
+            return self._sign(told)
         last = store.last_answer(self.identity.public)
         if last is not None:
             previous, answer = last
@@ -113,13 +124,28 @@ class Site:
                 return self._repeat(previous, answer, message, store)
             if (message.life, message.round) <= (previous.life, previous.round):
                 raise Refused("replay", f"round {message.round}, after an answer for round {previous.round}")
+        if isinstance(message, messages.Tries):
+            reply, body = site_trials.try_all(self, envelope, message, store)
+            answer = self._sign(reply, wire.encode(body))
+            store.commit(answer)
+            return answer
+        if isinstance(message, messages.Judge):
+            guard.open_body(envelope, {})
+            return self._sign(site_trials.judge(self, message, store))
+        if isinstance(message, messages.Close):
+            guard.open_body(envelope, {})
+            site_trials.close(store)
+            return self._sign(messages.Finished(**self.route(message)))
         if isinstance(message, messages.Finish):
             guard.open_body(envelope, {})
             self._finish(message, store)
-            return self._sign(messages.Finished(**self._route(message)))
+            return self._sign(messages.Finished(**self.route(message)))
         if isinstance(message, messages.Ask):
             guard.open_body(envelope, {})
             return self._ask(message, store)
+        if isinstance(message, messages.Keys | messages.Shares):
+            guard.open_body(envelope, {})
+            return self._agree(message, store)
         if isinstance(message, messages.Offer):
             return self._offer(envelope, message, store)
         assert isinstance(message, messages.Round)
@@ -137,13 +163,19 @@ class Site:
         workbench = self._workbench(message.facts)
         neighbourhood, about = self._neighbourhood(message, store)
         at, private = store.load(message.base, _initial(workbench, neighbourhood))
-        reply = messages.Answer(**self._route(message), request=message.digest)
+        reply = messages.Answer(**self.route(message), request=message.digest)
         place: RemoteServer | OwnServer
         deploy: Tree = ()
         down: Tree = None
         offers: dict[int, Tree] = {}
         if neighbourhood is None:
-            content = guard.open_body(envelope, workbench.message_form(train=trains, deploy=evaluates))
+            if (message.masking is not None) != (self.secure and trains):
+                raise Refused("masks", "the site sends what is summed securely, or the run does not: they do not agree")
+            form = workbench.message_form(train=trains, deploy=evaluates)
+            if message.masking is not None:
+                others = len(message.masking.senders) - 1
+                form["shares"] = torch.zeros(max(others, 0), LETTER_BYTES, dtype=torch.uint8)
+            content = guard.open_body(envelope, form)
             guard.check_finite(content)
             guard.check_norm(content, self.norm_bound)
             deploy, down = content.get("deploy"), content.get("train")
@@ -164,7 +196,8 @@ class Site:
             if neighbourhood is not None:
                 deploy = workbench.deploy_from_copy(number - 1, private, OwnServer(neighbourhood.index, offers))
             metrics = workbench.evaluate(number - 1, private, place)
-            reply = reply.model_copy(update={"metrics": metrics})
+            if workbench.privacy.budget is None:  # metrics tell of examples, without noise
+                reply = reply.model_copy(update={"metrics": metrics})
             history = [row for row in history if row["round"] < number - 1]
             history.append({"round": number - 1, **metrics})
             candidate = {"client": private.client, "deploy": deploy}
@@ -173,9 +206,12 @@ class Site:
         body: dict[str, Tree] = {}
         if trains:
             place = RemoteServer(down) if neighbourhood is None else OwnServer(neighbourhood.index, offers)
+            self._spend(workbench, store)
             private, up, info, alone_info = workbench.train(number, private, place)
             body = {"info": info, "alone_info": alone_info}
-            if neighbourhood is None:
+            if message.masking is not None:
+                body["up"] = {"masked": self._masked(message, message.masking, up, content["shares"], store)}
+            elif neighbourhood is None:
                 body["up"] = up
             else:
                 secret = seal.exchange_key_at(self.root / "exchange.key")
@@ -191,6 +227,38 @@ class Site:
         store.commit(answer)
         return answer
 
+    def _masks(self, store: Store) -> SiteMasks:
+        return SiteMasks(store.path, self.name, self.identity, self.threshold)
+
+    def _agree(self, message: messages.Keys | messages.Shares, store: Store) -> Envelope:
+        """Answer with keys for masks, or with shares of this site's secrets."""
+        if not self.secure:
+            raise Refused("masks", "messages of this run are not summed securely")
+        about = {**self.route(message), "request": message.digest}
+        if isinstance(message, messages.Keys):
+            public, seed, proof = self._masks(store).keys(message)
+            return self._sign(messages.Key(**about, public=public, seed=seed, proof=proof))
+        known, pinned = store.about(), dict(store.about().peers)
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        letters = self._masks(store).shares(message, secret, self.known, pinned)
+        store.keep_about(known.model_copy(update={"peers": pinned}))
+        return self._sign(messages.Shared(**about), wire.encode({"letters": letters}))
+
+    def _masked(self, message: messages.Round, masking: Masking, up: Tree, letters: Tensor, store: Store) -> Tensor:
+        form = Form.of(self.method, up, message.facts)
+        words = form.encode(up, declare(self.data).train, self.norm_bound)
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        return self._masks(store).masked(message, masking, letters, secret, words)
+
+    def _spend(self, workbench: Workbench, store: Store) -> None:
+        """Count a round that is trained with privacy, before it is; refuse more than the budget was made for."""
+        if workbench.privacy.budget is None:
+            return
+        trained = int(store.read("privacy.json", {"trained": 0})["trained"])
+        if trained >= self.config.rounds:
+            raise Refused("spent", f"{trained} rounds were trained, and epsilon is that of {self.config.rounds}")
+        store.write("privacy.json", {"trained": trained + 1, **workbench.privacy.budget.to_json()})
+
     def _ask(self, message: messages.Ask, store: Store) -> Envelope:
         """Tell whom this peer asks. That depends on its own last message, and on who took part; not on mail."""
         workbench, neighbourhood, at, private = self._peer(message, store)
@@ -198,7 +266,7 @@ class Site:
         index, train, evaluate = neighbourhood.index, message.train, message.evaluate
         owners = workbench.asks(message.round, copy, index, train=train, evaluate=evaluate)
         names = tuple(sorted(neighbourhood.names[owner] for owner in owners))
-        return self._sign(messages.Asks(**self._route(message), request=message.digest, asks=names))
+        return self._sign(messages.Asks(**self.route(message), request=message.digest, asks=names))
 
     def _offer(self, envelope: Envelope, message: messages.Offer, store: Store) -> Envelope:
         """Read the mail, and offer to those who ask what the copy of the server then has of this peer."""
@@ -213,7 +281,7 @@ class Site:
         letters = peer_mail.write_offer(neighbourhood, secret, message.run, message.round, offer, list(message.askers))
         body = wire.encode({"mail": {str(i): as_leaf(data) for i, data in enumerate(letters.values())}})
         listed = tuple((to, len(data)) for to, data in letters.items())
-        reply = messages.Offers(**self._route(message), request=message.digest, mail=listed, refused=tuple(refused))
+        reply = messages.Offers(**self.route(message), request=message.digest, mail=listed, refused=tuple(refused))
         return self._sign(reply, body)
 
     def _peer(self, message: messages.Work, store: Store) -> tuple[Workbench, Neighbourhood, int, Private]:
@@ -325,6 +393,7 @@ class Site:
     def _finish(self, message: messages.Finish, store: Store) -> None:
         workbench = self._workbench(message.facts)
         site_folder.write(self.name, workbench, store, message.selected, message.selected_alone)
+        self._masks(store).forget()
 
     def _workbench(self, facts: FederationFacts) -> Workbench:
         key = facts.model_dump_json()
@@ -334,11 +403,12 @@ class Site:
             self._workbenches[key] = Workbench.build(self.config, self.method, self.model, facts, self.data)
         return self._workbenches[key]
 
-    def _route(self, message: ToSite) -> dict[str, Any]:
+    def route(self, message: ToSite) -> dict[str, Any]:
+        """Return where an answer to a message belongs."""
         return {"run": message.run, "life": message.life, "round": message.round, "sender": self.name}
 
     def _refuse(self, message: ToSite | None, code: str) -> Envelope:
-        about = {"sender": self.name} if message is None else self._route(message)
+        about = {"sender": self.name} if message is None else self.route(message)
         return self._sign(Refusal(**about, code=code))
 
     def _sign(self, message: Header, body: bytes = b"") -> Envelope:
@@ -364,11 +434,9 @@ def _initial(workbench: Workbench, neighbourhood: Neighbourhood | None) -> Priva
 def one_client(federation: Federation, name: str) -> Federation:
     """Return one client's examples as a federation with one client."""
     split = federation.clients[name]
-    parts = [torch.from_numpy(part) for part in (split.train, split.validation, split.test)]
-    where, start, places = torch.cat(parts), 0, []
-    for part in parts:
-        places.append(torch.arange(start, start + len(part)).numpy())
-        start += len(part)
+    parts = split.train, split.validation, split.test
+    where = np.unique(np.concatenate(parts))  # in the order that they had, on which folds depend
+    places = [np.searchsorted(where, part) for part in parts]
     weights = None if federation.weights is None else federation.weights[where]
     known = {name: federation.preprocessing[name]} if name in federation.preprocessing else {}
     return dataclasses.replace(

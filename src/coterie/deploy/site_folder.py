@@ -29,7 +29,8 @@ def write(name: str, workbench: Workbench, store: Store, selected: int, selected
     round, content = found
     metric = workbench.config.select or default_metric(workbench.facts.classes)
     config = workbench.config.model_copy(update={"select": metric})
-    setup = Setup(config, workbench.method, workbench.federation, workbench.task, metric)
+    budget = workbench.privacy.budget
+    setup = Setup(config, workbench.method, workbench.federation, workbench.task, metric, budget=budget)
     history, out, reference = store.read("history.json", []), store.path / "result", None
     alone = store.candidate("alone", selected_alone, {"alone": tree.broadcast(params, 1)}) if workbench.local else None
     if workbench.local is not None and alone is not None:

@@ -5,6 +5,8 @@
                      copy-00008.safetensors        a peer's copy of the server before round 8, with that round's mail
                      answer.safetensors            the last answer; writing it commits the round
                      about.json                    the server's key, peers' keys
+                     trials/ID/                    the same of a candidate, while a method is looked for
+                     held-out/fold-1/METHOD.safetensors    then also what methods predict of held-out examples
 Every file is written atomically. A state after the server's `base` (the last round that it accepted from this site) did
 not count, and is dropped.
 """
@@ -12,9 +14,11 @@ not count, and is dropped.
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,19 @@ class Store:
 
     def __init__(self, root: Path, run: str, client: str) -> None:
         self.path = root / safe_name(run) / safe_name(client)
+
+    def trial(self, id: str) -> Store:
+        """Return the part of the store that a candidate of a recommendation has."""
+        part = copy.copy(self)
+        part.path = self.path / "trials" / safe_name(id)
+        return part
+
+    def keep_trials(self, ids: Collection[str]) -> None:
+        """Delete the parts of all other candidates."""
+        kept = {safe_name(id) for id in ids}
+        for folder in (self.path / "trials").glob("*"):
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from coterie.deploy.settings import AVERAGE, quoted, refuse_device
 from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
 from coterie.experiment.conclude import write_tables
+from coterie.experiment.privacy.install import Installed
 from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Setup
@@ -138,6 +139,21 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     Raises:
         CoterieError: A process ended early, the server failed, or the time is up.
     """
+    with files.private():
+        _run(setup, out, deploy, watch, limit)
+        return collect(setup, out)
+
+
+def recommend_up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: float) -> None:
+    """Recommend a method to sites on this machine, or go on with that; arguments and errors are those of `up`.
+
+    `deploy` names the panel (deploy.recommend). What was found is in `out`, as `coterie recommend` writes it.
+    """
+    with files.private():
+        _run(setup, out, deploy, watch, limit)
+
+
+def _run(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: float) -> None:
     work, names = out.resolve() / "flower", setup.federation.names
     resuming = (out / "deployment.json").exists()
     if resuming and Ledger.load(out).finished:
@@ -145,13 +161,11 @@ def up(setup: Setup, out: Path, deploy: dict[str, Any], watch: Watch, limit: flo
     settings = {**local_settings(work, names, out), **deploy}
     for name in ("error.json", "sites.json"):  # of the previous server
         (out / name).unlink(missing_ok=True)
-    with files.private():
-        if not (work / "app" / "pyproject.toml").exists():
-            app.write(work / "app", setup.config, settings)
-        with local_federation(work, names) as running:
-            running.submit(resume=resuming)
-            wait(running, out, watch, limit)
-        return collect(setup, out)
+    if not (work / "app" / "pyproject.toml").exists():
+        app.write(work / "app", setup.config, settings)
+    with local_federation(work, names) as running:
+        running.submit(resume=resuming)
+        wait(running, out, watch, limit)
 
 
 def local_settings(work: Path, names: Sequence[str], out: Path) -> dict[str, Any]:
@@ -214,9 +228,8 @@ def collect(setup: Setup, out: Path) -> Result:
 def _read_results(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome.SiteResults | None:
     size = len(setup.federation.names)
     people = Population(size, setup.config.participants(size), setup.task)
-    workbench = Workbench(
-        setup.config, setup.method, gather_facts(setup.config, ledger.declared), setup.federation, setup.task, None
-    )
+    facts, unguarded = gather_facts(setup.config, ledger.declared), Installed(setup.method)
+    workbench = Workbench(setup.config, setup.method, facts, setup.federation, setup.task, None, unguarded)
     form = workbench.view_form(people)
     found = []
     for name in setup.federation.names:

@@ -6,6 +6,7 @@ This is exactly what the loop engine does with one client, but with that client'
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.engine import Central, Engine
 from coterie.evaluation.metrics import RANGES
 from coterie.experiment.config import Config
+from coterie.experiment.privacy.install import Installed, at_site
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Model
 from coterie.experiment.simulation import Simulation
@@ -55,6 +57,7 @@ class Workbench:
     federation: Federation  # with this client only
     task: Task
     local: AnyMethod | None  # training alone, for comparison
+    privacy: Installed  # the method as it trains, and how its messages are changed
 
     @classmethod
     def build(
@@ -62,7 +65,9 @@ class Workbench:
     ) -> Workbench:
         federation = dataclasses.replace(own, num_classes=facts.classes)
         local = local_like(method) if config.reference and config.method != "local" else None
-        return cls(config, method, facts, federation, build_task(config, model, facts), local)
+        task = build_task(config, model, facts)
+        privacy = at_site(config, method, task, federation, facts.plan(config))
+        return cls(config, privacy.method, facts, federation, task, local, privacy)
 
     def initial(self) -> Private:
         """Return the state before the first round."""
@@ -122,13 +127,15 @@ class Workbench:
         """Return a simulation of this client; `place` is its server."""
         state = State(private.copy, private.client)
         plan = self.facts.plan(self.config)
-        return Simulation(self.method, self.task, self.federation, plan, 1, self.config.seed, state, place)
+        sim = Simulation(self.method, self.task, self.federation, plan, 1, self.config.seed, state, place)
+        sim.shares = self.privacy.shares
+        return sim
 
     def alone(self, private: Private) -> Simulation | None:
         """Return a simulation of training alone, or None without a reference."""
         if self.local is None:
             return None
-        state, plan = State((), private.alone), self.facts.plan(self.config)
+        state, plan = State((), private.alone), dataclasses.replace(self.facts.plan(self.config), poisson=False)
         return Simulation(self.local, self.task, self.federation, plan, 1, self.config.seed, state, Central())
 
     def evaluate(self, round: int, private: Private, place: RemoteServer | OwnServer) -> dict[str, Metrics]:
@@ -140,12 +147,16 @@ class Workbench:
     def train(self, round: int, private: Private, place: RemoteServer | OwnServer) -> tuple[Private, Tree, Tree, Tree]:
         """Train a round; return the new state, the site's message, its info, and the info of training alone."""
         sim = self.simulation(private, place)
+        if self.privacy.budget is not None:  # the server knows the run's seed: it must not know who is drawn
+            sim.seed = secrets.randbits(62)
         info = tree.rows(sim.train(round, LOOP).info, 0)
         new = private._replace(client=sim.state.clients)
         alone, alone_info = self.alone(private), {}
         if alone is not None:
             alone_info = tree.rows(alone.train(round, LOOP).info, 0)
             new = new._replace(alone=alone.state.clients)
+        if self.privacy.budget is not None:  # losses tell of examples, without noise
+            info, alone_info = tree.map(torch.zeros_like, (info, alone_info))
         return new, place.message, info, alone_info
 
     def deploy_from_copy(self, round: int, private: Private, place: OwnServer) -> Tree:
@@ -173,11 +184,11 @@ def _results(sim: Simulation, round: int) -> SiteResults:
 def _scores(sim: Simulation, round: int) -> Metrics:
     scores = sim.evaluate(round, LOOP)
     return {
-        part: {name: _reported(name, float(values[0])) for name, values in by.items()} for part, by in scores.items()
+        part: {name: reported(name, float(values[0])) for name, values in by.items()} for part, by in scores.items()
     }
 
 
-def _reported(name: str, value: float) -> float | None:
+def reported(name: str, value: float) -> float | None:
     """Return a metric as it is reported; None if it is not defined, or infinite as a diverging model's loss is."""
     low, high = RANGES[name]
     return value if low <= value <= high else None

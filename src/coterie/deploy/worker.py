@@ -18,6 +18,8 @@ from coterie.deploy.site import Site
 from coterie.deploy.store import Store
 from coterie.deploy.wire import Envelope
 
+MASKS = {"key": "made keys for masks", "shared": "shared them", "unmasked": "told shares of what is left in the sum"}
+
 
 def serve(path: Path, between: Callable[[], None], say: Callable[[str], None]) -> None:
     """Answer messages forever.
@@ -59,9 +61,13 @@ def _words(site: Site, answer: Envelope) -> str:
         return f"{run}: a message was refused ({message.code}); '{site.root / 'site.log'}' says why"
     if isinstance(message, messages.Finished):
         return f"{run}: finished; model, card and report are in '{Store(site.root, run, site.name).path / 'result'}'"
+    if isinstance(message, messages.Tried | messages.Judged):
+        return f"{run}: looking for a method, message {number} answered"
     stage = f"round {number} of {rounds}" if number <= rounds else "the last evaluation"
     if not isinstance(message, messages.Answer):
-        return f"{run}: {stage}, {'asked' if isinstance(message, messages.Asks) else 'answered'} neighbours"
+        if isinstance(message, messages.Asks | messages.Offers):
+            return f"{run}: {stage}, {'asked' if isinstance(message, messages.Asks) else 'answered'} neighbours"
+        return f"{run}: {stage}, {MASKS[message.kind]}"
     return f"{run}: {stage} done"
 
 

@@ -362,10 +362,10 @@ def shaped(engine: Engine, chunk: int, lanes: tuple[int | None, int | None], par
 
 def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: list[int]) -> Rows:
     rows, batches = prepared(tuple(group))
-    return rows, _first_steps(batches, steps)
+    return rows, first_steps(batches, steps)
 
 
-def _first_steps(batches: Batches, steps: int) -> Batches:
+def first_steps(batches: Batches, steps: int) -> Batches:
     """Keep the first steps of the round, as one epoch."""
     index, mask, key = (part.flatten(1, 2)[:, None, :steps] for part in (batches.index, batches.mask, batches.key))
     return batches._replace(index=index, mask=mask, key=key)

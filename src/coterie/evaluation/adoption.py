@@ -15,8 +15,10 @@ error of their mean, the candidate may be taken if
 
 where Student's quantile t is 1 for large n and larger for small ones, and n is at least `MIN_EXAMPLES`. Of the
 candidates that may be taken, the one with the larger mean d / e is kept: the surer, which is mostly the average. ERRORS
-is 1/2 and not the usual 1 since that proved the better bargain (docs/adoption.md): few sites are harmed either way, and
-1 gives away half of the gain. Repeated splits would need the federation to be trained again for each.
+is the usual 1, which `take_home_errors` changes (docs/adoption.md shows what one half does).
+
+Where validation examples are few, even a large gain is within one standard error. Then d comes from a cross-validation
+of the site's training and validation examples (`coterie.experiment.take_home.held_out`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from coterie.evaluation.predictions import Predictions
 
 LOCAL, FEDERATED, AVERAGE = "local", "federated", "average"
 BELOW_ONE_ERROR = 0.8413447460685429  # the standard normal's probability below 1
-ERRORS = 0.5  # by how many standard errors another model than the local one must be better
+ERRORS = 1.0  # by how many standard errors another model than the local one must be better
 MIN_EXAMPLES = 4  # for validation, below which nothing is decided
 MIN_FOR_THRESHOLD = 10  # below which the threshold stays at 0.5
 ROUNDING = 1e-6  # of a loss: smaller differences are none
@@ -61,6 +63,7 @@ class Choice(NamedTuple):
     examples: int  # for validation
     federated: Difference
     average: Difference
+    held_out: bool = False  # the examples are not those for validation, but all known ones, in a cross-validation
 
 
 def not_asked(kept: str, examples: int) -> Choice:
@@ -69,18 +72,31 @@ def not_asked(kept: str, examples: int) -> Choice:
     return Choice(kept, "not asked", examples, unknown, unknown)
 
 
-def choose(task: Task, ours: Predictions, alone: Predictions) -> Choice:
-    """Choose by the predictions of one site's two models for its validation examples."""
+def choose(
+    task: Task, ours: Predictions, alone: Predictions, *, errors: float = ERRORS, held_out: bool = False
+) -> Choice:
+    """Choose by the predictions of one site's two models for examples that they have not seen.
+
+    Args:
+        task: the task, which defines the loss.
+        ours: the federated model's predictions.
+        alone: the local model's, for the same examples.
+        errors: by how many standard errors another model than the local one must be better.
+        held_out: whether the predictions come from a cross-validation.
+    """
     mixed = ours._replace(outputs=average(ours.outputs, alone.outputs, regression=task.kind == "regression"))
     theirs = _losses(task, alone)
     found = {name: _difference(theirs - _losses(task, each)) for name, each in ((FEDERATED, ours), (AVERAGE, mixed))}
     number = len(alone.y)
     if number < MIN_EXAMPLES:
-        return Choice(LOCAL, "few examples", number, *found.values())
-    better = {name: sureness(each) for name, each in found.items() if sureness(each) > ERRORS * quantile(number - 1)}
+        return Choice(LOCAL, "few examples", number, found[FEDERATED], found[AVERAGE], held_out)
+    limit = errors * quantile(number - 1)
+    better = {name: sureness(each) for name, each in found.items() if sureness(each) > limit}
     if not better:
-        return Choice(LOCAL, "undecided", number, *found.values())
-    return Choice(max(better, key=lambda name: better[name]), "better", number, *found.values())
+        return Choice(LOCAL, "undecided", number, found[FEDERATED], found[AVERAGE], held_out)
+    return Choice(
+        max(better, key=lambda name: better[name]), "better", number, found[FEDERATED], found[AVERAGE], held_out
+    )
 
 
 def compared(task: Task, ours: Predictions, alone: Predictions) -> Difference:

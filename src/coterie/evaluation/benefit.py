@@ -175,22 +175,50 @@ def judge(metric: str, names: Sequence[str], trials: Sequence[Trial], *, seed: i
     local = np.mean([trial.local for trial in trials], axis=0)
     sizes = np.mean([trial.sizes for trial in trials], axis=0)
     differ = np.max([trial.differing for trial in trials], axis=0)
-    gains = sign_of(metric) * (federated - local)
     samples = _pooled([trial.samples for trial in trials], seed)
+    ends, overall = np.array([interval(each) for each in samples]), interval(_means(samples))
+    return benefit_of(metric, names, sizes, federated, local, ends, differ, overall, samples.shape[1])
+
+
+def benefit_of(
+    metric: str,
+    names: Sequence[str],
+    sizes: Array,
+    federated: Array,
+    local: Array,
+    ends: Array,
+    differ: Array,
+    overall_ends: tuple[float, float],
+    resamples: int = RESAMPLES,
+) -> Benefit:
+    """Return the gains and verdicts that follow from each client's metrics and the intervals of its gain.
+
+    Args:
+        metric: The metric.
+        names: The clients' names.
+        sizes: Their test examples.
+        federated: Their federated models' metric.
+        local: Their local models' metric.
+        ends: The interval of each gain, [clients, 2].
+        differ: The test examples on which a client's two models differ.
+        overall_ends: The interval of the mean gain.
+        resamples: The number of resamples behind the intervals.
+    """
+    gains = sign_of(metric) * (federated - local)
     rows = []
     for i, name in enumerate(names):
-        low, high = interval(samples[i]) if not math.isnan(gains[i]) else (math.nan, math.nan)
+        low, high = ends[i].tolist() if not math.isnan(gains[i]) else (math.nan, math.nan)
         if differ[i] < min_differing(LEVEL):
             low, high = min(low, 0.0), max(high, 0.0)
         row = {"client": name, "test": round(sizes[i]), "federated": federated[i], "local": local[i], "gain": gains[i]}
         row |= {"low": low, "high": high}
         rows.append({key: _json_number(value) for key, value in row.items()} | {"verdict": verdict_of(low, high)})
     verdicts = [row["verdict"] for row in rows]
-    low, high = interval(_means(samples))
+    low, high = overall_ends
     overall = {"mean_gain": mean(gains), "low": low, "high": high, "wilcoxon": signed_rank(gains)}
     overall |= {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     both = {"federated": spread(federated, sizes, metric), "local": spread(local, sizes, metric)}
-    return Benefit(metric, rows, overall, {**both, "share_worse_than_alone": share_worse(gains)}, samples.shape[1])
+    return Benefit(metric, rows, overall, {**both, "share_worse_than_alone": share_worse(gains)}, resamples)
 
 
 def sign_of(metric: str) -> int:

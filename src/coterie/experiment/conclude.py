@@ -11,11 +11,11 @@ from coterie.core import tree
 from coterie.engine.fork_jobs import DoJobs
 from coterie.evaluation import Benefit
 from coterie.evaluation.fairness import spread
-from coterie.evaluation.metrics import AVERAGES, METRICS, average
+from coterie.evaluation.metrics import METRICS, average
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home import adopt
-from coterie.experiment.take_home.card import write_cards
+from coterie.experiment.take_home.card import selected_by, write_cards
 from coterie.profiling import timed
 from coterie.storage import files
 from coterie.storage.run_folder import FORMAT, RunFolder
@@ -40,7 +40,8 @@ def finish(
     decided = benefit = None
     if adopt.wanted(setup.config) and result.validation is not None and beside:
         alone = None if result.reference is None else _outputs(result.reference)
-        decided = adopt.decide(result.config, result.task, len(result.names), _outputs(result), alone)
+        held_out = adopt.both(result.held_out, None if result.reference is None else result.reference.held_out)
+        decided = adopt.decide(result.config, result.task, len(result.names), _outputs(result), alone, held_out)
     with files.together(FILES_OF_A_CLIENT * len(result.names) if out else 0):
         if result.reference is not None:
             if decided:
@@ -101,7 +102,7 @@ def summary(result: Result) -> dict[str, Any]:
         "format": FORMAT,
         "method": result.config.method,
         "selected_round": result.selected,
-        "selected_by": f"{AVERAGES[how or 'mean']} validation {result.metric}",
+        "selected_by": selected_by(result),
         "test": {name: result.mean(name) for name in names},
         "test_weighted": {name: result.mean(name, weighted=True) for name in names},
         "fairness": spread_of(result),
@@ -111,6 +112,8 @@ def summary(result: Result) -> dict[str, Any]:
             "test_weighted": {name: average(last[name], how, sizes) for name in names},
         },
     }
+    if result.budget:
+        content["privacy"] = result.budget.to_json()
     if result.g_and_p:
         content["g_and_p"] = result.g_and_p
     if result.reference:

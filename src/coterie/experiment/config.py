@@ -25,6 +25,7 @@ from coterie.data.partition import check_spec
 from coterie.engine.peers import parse, read_edges
 from coterie.evaluation import BETTER
 from coterie.experiment import silos as silo_settings
+from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
 from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
@@ -104,6 +105,17 @@ class Config(BaseModel):
     robust: str | None = Field(
         None, description="average robustly: median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto"
     )
+    privacy: Literal["record", "site-local", "site-central"] | None = Field(
+        None, description="differential privacy of single examples (record) or of clients as a whole (site-...)"
+    )
+    epsilon: float | None = Field(None, gt=0, description="for privacy: find the noise that costs no more than this")
+    delta: float = Field(1e-5, gt=0, lt=1, description="for privacy: the delta of epsilon, far below 1 / examples")
+    noise: float | None = Field(None, ge=0, description="for privacy: the noise itself, relative to the clip")
+    clip: float = Field(1.0, gt=0, description="for privacy: most that one gradient, or one site's change, may weigh")
+    clip_features: float = Field(5.0, gt=0, description="for privacy: the longest that features may be in class means")
+    clip_loss: float = Field(
+        5.0, gt=0, description="for privacy: the largest loss of an example, where losses are told"
+    )
     holdout: float = Field(
         0.0, ge=0, lt=1, description="share of the clients that are kept out, and onboarded at the end"
     )
@@ -146,6 +158,12 @@ class Config(BaseModel):
     )
     take_home: Literal["federated", "best"] = Field(
         "federated", description="what a client keeps; best: by its validation data, also its local model or an average"
+    )
+    take_home_errors: float = Field(
+        1.0, ge=0, le=10, description="for take_home: how many standard errors better than its local model it must be"
+    )
+    take_home_folds: int = Field(
+        5, ge=0, le=20, description="for take_home: folds of cross-validation where validation is tiny; 0: none"
     )
     calibrate: bool = Field(False, description="calibrate the model that a client keeps: a temperature by validation")
     threshold: Literal["balanced_accuracy", "accuracy", "macro_f1"] | None = Field(
@@ -239,7 +257,13 @@ class Config(BaseModel):
 
     def plan(self) -> Plan:
         """Return how many minibatches of which size a client draws in a round."""
-        return Plan(self.batch_size, self.local_epochs, self.local_steps)
+        chance = self.privacy == "record" and self.method != "local"
+        return Plan(self.batch_size, self.local_epochs, self.local_steps, poisson=chance)
+
+    @property
+    def takes_last(self) -> bool:
+        """Whether the last round is selected, because selecting it by validation data would tell of these."""
+        return self.privacy is not None and self.method != "local"
 
     def participants(self, clients: int) -> int:
         """Return how many of `clients` take part in a round."""
@@ -328,6 +352,8 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     if wanted.get("reference") is False:
         defaults.pop("take_home", None)  # there would be nothing to choose from
     wanted = over(defaults, wanted)
+    if wanted.get("epsilon") is not None or wanted.get("noise") is not None:
+        wanted = {"privacy": "record", **wanted}
     try:
         config = Config(**wanted)
     except pydantic.ValidationError as error:
@@ -358,6 +384,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("take_home = 'best' needs the models trained alone: leave out reference = false")
     if config.holdout and config.topology != "server":
         problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
+    problems += privacy_problems(config)
     if config.device != "cpu" and config.workers is None:
         config = config.model_copy(update={"workers": 1})
     if config.device != "cpu" and config.workers != 1:
@@ -376,6 +403,18 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     if problems or method is None:
         raise ConfigError(problems)
     return config, config.ready(method)
+
+
+def method_of(config: Config) -> AnyMethod:
+    """Build the method that a configuration names, scheduled for its rounds.
+
+    Raises:
+        ConfigError: its hyper-parameters are wrong; it lists every problem.
+    """
+    method, problems = _method(config)
+    if problems or method is None:
+        raise ConfigError(problems)
+    return config.ready(method)
 
 
 def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:

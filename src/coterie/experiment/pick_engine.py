@@ -72,10 +72,12 @@ class Choices:
     Attributes:
         repeats: how often each method runs. Compiling must save time over all of these runs together.
         methods: how many methods run. The compiler is started once for all of them.
+        agreed: which kinds of candidates of a search compute side by side what they compute alone.
     """
 
     repeats: int = 1
     methods: int = 1
+    agreed: dict[Hashable, bool] = field(default_factory=dict)
     _known: dict[Hashable, list[tuple[AnyMethod, Choice]]] = field(default_factory=dict)
 
     def add(self, start: RunStart, choice: Choice) -> None:

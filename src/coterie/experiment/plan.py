@@ -78,6 +78,7 @@ class RunPlan:
     progress: float | None = None
     weights: Weights | None = None
     seconds: tuple[float, float] | None = None  # of the whole run, from and to
+    privacy: dict[str, Any] | None = None  # epsilon of every client, and what is released
     probe: dict[str, Any] | None = None  # what was tried: clients, steps of each, rounds, seconds
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,6 +178,7 @@ def _without_probe(setup: Setup) -> RunPlan:
         memory=memory_of(setup),
         warnings=certain(setup, taking_part),
         pull_option=setup.method.pull_option,
+        privacy=None if setup.budget is None else setup.budget.to_json() | {"words": setup.budget.sentence()},
     )
 
 

@@ -66,6 +66,7 @@ class Probe(Simulation):
     def alone(self, views: Params, round: int, client: int) -> Params:
         """Return what a client's minibatches of a round make of its view (one of the rows `views`) without a method."""
         optimizer: Any = getattr(self.method, "optimizer", None)
+        optimizer = optimizer.unguarded
 
         def local(view: Params, batches: Batches) -> Params:
             return train(self.task, optimizer, view, batches.first_steps(self.most))[0]
@@ -257,7 +258,7 @@ def progress_of(sim: Probe, before: Tree, after: Tree, round: int, clients: Sequ
 def _watched(sim: Probe, round: int, client: int, *, alone: bool) -> list[Path]:
     """Let one client do its work of a round; return what its optimisers were given, nothing if that cannot be seen."""
     method: Any = sim.method
-    watch = Watch(method.optimizer, sim.task, alone=alone)
+    watch = Watch(method.optimizer.unguarded, sim.task, alone=alone)
     watched = dataclasses.replace(sim, method=dataclasses.replace(method, optimizer=watch), task=watch.task)
     fn, _, rows_of = watched.probe(round)
     try:

@@ -17,6 +17,7 @@ from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, measure_each, sign_of
 from coterie.evaluation.metrics import METRICS, average, mean
 from coterie.experiment.config import Config
+from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.references import References
 from coterie.experiment.take_home.adopt import Adoption
 from coterie.experiment.take_home.kept import kept_module
@@ -50,7 +51,9 @@ class Result:
     g_and_p: dict[str, Any]  # global and local tests of both models at both rounds; {} without a global model
     server: Tree = ()  # at the selected round
     validation: Predictions | None = None  # for the validation examples, at the selected round
+    held_out: Predictions | None = None  # for more examples, where those for validation are few (take_home.held_out)
     take_home: Adoption | None = None  # what each client keeps, if it may choose
+    budget: Budget | None = None  # what its privacy costs; None: it has none
     references: References | None = None  # what usual models reach on the same tables
     onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round
     profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was recorded

@@ -19,6 +19,7 @@ from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.core.toml import read_toml, to_toml
 from coterie.data import Federation
 from coterie.data.loading import is_known
+from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import METRICS, with_one_nan
 from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
@@ -34,6 +35,7 @@ from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
+from coterie.experiment.take_home.held_out import TINY, predict_held_out, tiny_clients
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile, each, recording, span, timed
 from coterie.storage import files
@@ -43,7 +45,7 @@ from coterie.storage.state import State
 
 if TYPE_CHECKING:
     from coterie.engine import ClientRunner
-    from coterie.experiment.several.lockstep import RunThread
+    from coterie.experiment.several.turns import RunThread
 from coterie.storage.paged_rows import Store
 
 
@@ -189,7 +191,8 @@ def resume(
         model: the model, if it was given in Python; it must be the same again.
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
-        **taking: `take_home`, `calibrate` and `threshold`, if clients are to choose otherwise what they take home.
+        **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
+            choose otherwise what they take home.
 
     Returns:
         The result of the whole run.
@@ -259,7 +262,7 @@ def execute(
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
-    sim.heard = config.clients_heard
+    sim.heard, sim.shares = config.clients_heard, setup.shares
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
@@ -287,7 +290,7 @@ def execute(
                     found = sim.evaluate(number, engine)
                     scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
                     score = score_of(setup.metric, config.average, scores)
-                    if best is None or better(score, standing):
+                    if best is None or config.takes_last or better(score, standing):
                         best, kept, standing = number, sim.state, score
             record = round_record(number, outcome, federation) | scores
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
@@ -326,15 +329,26 @@ def execute(
         both,
         kept.server,
         validation,
+        _held_out(setup, best, engine, tell),
+        budget=setup.budget,
     )
     if folder:
         models = partial(write_models, folder, result, federation, len(federation.names))
-        with files.together(2 + 2 * len(federation.names)):
+        with files.together(3 + 2 * len(federation.names)):
             folder.write_predictions(predictions)
             if adopt.wanted(config):
                 folder.write_predictions(validation, VALIDATION)
+            folder.write_held_out(result.held_out)
             thread.do([models]) if thread else models()
     return result
+
+
+def _held_out(setup: Setup, rounds: int, engine: ClientRunner, tell: Progress) -> Predictions | None:
+    who = tiny_clients(setup)
+    if who:
+        words = f"{len(who)} of {len(setup.federation.names)} clients have fewer than {TINY} validation examples"
+        tell.say(f"{setup.config.method}: {words}; for their choice, {rounds} rounds in each of some folds")
+    return predict_held_out(setup, rounds, engine)
 
 
 @timed("write")
@@ -391,7 +405,7 @@ def local_like(method: AnyMethod) -> AnyMethod:
     """Return local training with the optimiser of `method`."""
     from coterie.methods import Local
 
-    optimizer = getattr(method, "optimizer", None)
+    optimizer = getattr(getattr(method, "optimizer", None), "unguarded", None)
     return Local(optimizer) if optimizer is not None else Local()
 
 

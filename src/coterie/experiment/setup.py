@@ -20,6 +20,9 @@ from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.evaluation.metrics import METRICS, default_metric
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.privacy.budget import Budget
+from coterie.experiment.privacy.install import install, rounds_of_each
+from coterie.experiment.privacy.site_level import Shares
 from coterie.experiment.references import check as check_table
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
@@ -43,19 +46,24 @@ class Setup:
     metric: str
     peers: Place | None = None  # None: a server
     held_out: Federation | None = None  # clients that take no part
+    shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
+    budget: Budget | None = None  # what the run's privacy costs; None: it has none
 
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
         method = method.scheduled(self.config.rounds)
-        settings = {"method": name_of(method), "hyper": values_of(method)}
+        settings: dict[str, Any] = {"method": name_of(method), "hyper": values_of(method)}
         settings["optimizer"] = optimizer_values(method) or self.config.optimizer
+        if self.config.epsilon is not None:
+            settings["noise"] = None  # to be found anew
         config = self.config.model_copy(update=settings)
-        return dataclasses.replace(self, config=config, method=config.ready(method))
+        return make_private(dataclasses.replace(self, config=config, method=config.ready(method)))
 
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
         config = self.config.model_copy(update={"model": model})
-        return dataclasses.replace(self, config=config, task=_task_and_metric(config, self.federation, model)[0])
+        task = _task_and_metric(config, self.federation, model)[0]
+        return make_private(dataclasses.replace(self, config=config, task=task))
 
 
 @timed("prepare")
@@ -105,7 +113,19 @@ def prepare(
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
-    return Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out)
+    return make_private(Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out))
+
+
+def make_private(setup: Setup) -> Setup:
+    """Return the setup with the privacy that its configuration asks for."""
+    if setup.config.privacy is None:
+        return setup
+    rounds = rounds_of_each(setup.config, setup.federation.names)
+    made = install(setup.config, setup.method, setup.task, setup.federation, rounds)
+    # The noise that was found is written down, so that a run is resumed with the same.
+    noise = setup.config.noise if made.budget is None else made.budget.noise
+    config = setup.config.model_copy(update={"noise": noise})
+    return dataclasses.replace(setup, config=config, method=made.method, shares=made.shares, budget=made.budget)
 
 
 def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
@@ -216,5 +236,5 @@ def num_outputs(federation: Federation) -> int:
 
 def optimizer_values(method: AnyMethod) -> dict[str, Any]:
     """Return the name and settings of a method's optimiser, or {} if it has none."""
-    optimizer = getattr(method, "optimizer", None)
+    optimizer = getattr(getattr(method, "optimizer", None), "unguarded", None)
     return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}

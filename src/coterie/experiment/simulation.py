@@ -24,6 +24,7 @@ from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.engine import Central, ClientRunner, Place, Rows, in_order
 from coterie.engine.engine import one_thread, threads_for
 from coterie.evaluation import Predictions, Scores
+from coterie.experiment.privacy.site_level import Shares
 from coterie.experiment.scored_examples import PARTS, Examples
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import span, timed
@@ -59,6 +60,7 @@ class Simulation:
     place: Place = field(default_factory=Central)  # where messages are combined
     heard: int | None = None  # how many participants are aggregated; None: all
     store: Store | None = None  # keeps the rows of many clients; None: they are in memory
+    shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
     # (round, ids, down, ups) -> the messages as hostile clients make them; None: nobody is hostile
     tamper: Callable[[int, list[int], Tree, Tree], Tree] | None = None
     hostile: frozenset[int] = frozenset()  # ids of clients that may diverge, since nobody believes them anyway
@@ -140,6 +142,8 @@ class Simulation:
         threads = threads_for(tuple(rows for _, rows in results))
         with threads, on(self.federation.x.device):
             clients, ups, info = in_order(results, ids)
+            if self.shares is not None:
+                ups = self.shares.apply(self.seed, round, [self.federation.names[i] for i in ids], down, ups)
             ups = ups if self.tamper is None else self.tamper(round, ids, down, ups)
             self._check(round, ids, ups, info)
             at = self._at(ids)
@@ -228,14 +232,18 @@ class Simulation:
 
     def own_results(self, round: int, engine: ClientRunner, ids: list[int], pool: Index | None = None) -> Any:
         """Map the models of `ids` over their validation and test examples or, if it is given, over `pool`."""
+        rows_of = self._evaluated(round, ids, pool)
+        purpose = "evaluate" if pool is None else POOL_PURPOSE
+        return engine.map(self._outputs, self.federation, ids, rows_of, purpose=purpose)
+
+    def _evaluated(self, round: int, ids: list[int], pool: Index | None = None) -> Any:
         rows_of = self._personal(round, ids)
 
         def personal(group: list[int]) -> Rows:
             (client, down), batches = rows_of(group)
             return (client, down, self._positions(group, pool)), batches
 
-        purpose = "evaluate" if pool is None else POOL_PURPOSE
-        return engine.map(self._outputs, self.federation, ids, personal, purpose=purpose)
+        return personal
 
     def shared_results(
         self, round: int, engine: ClientRunner, shared: Params, ids: list[int], pool: Index | None = None
@@ -282,6 +290,10 @@ class Simulation:
         ids = self.sample(round)
         return self._local_update, ids, self._work(round, ids)[1]
 
+    def probe_evaluation(self, round: int = 1) -> tuple[Any, list[int], Any]:
+        """Return the same of an evaluation."""
+        return self._outputs, self._everyone, self._evaluated(round, self._everyone)
+
     def client_steps(self, rounds: int) -> int:
         """Return how many gradient steps all clients take in `rounds` rounds, on average over who takes part."""
         plan = self._withholding(self.plan)
@@ -300,7 +312,7 @@ class Simulation:
 
     def _personal(self, round: int, ids: list[int]) -> Any:
         rows_of = self._rows(ids, self._send(ids, *self._for_evaluation, round))
-        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None)
+        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False)
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, plan, "personalize", round)

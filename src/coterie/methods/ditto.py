@@ -54,8 +54,8 @@ class Ditto(Method[Params, Client, Params, CountedParams]):
         self, task: Task, client: Client, down: Params, batches: Batches
     ) -> tuple[Client, CountedParams, Info]:
         w, global_loss = train(task, self.optimizer, down, batches)
-        anchor = (down, torch.tensor(self.lam))
-        v, loss = train(task, self.optimizer, _own_model(client, down), batches, quadratic_penalty, anchor)
+        anchor = (down, torch.as_tensor(self.lam))
+        v, loss = train(task, self.optimizer.unguarded, _own_model(client, down), batches, quadratic_penalty, anchor)
         return (
             Client(v, client.rounds + 1),
             CountedParams(task.sent(w), batches.count),

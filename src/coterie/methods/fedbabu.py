@@ -58,7 +58,7 @@ class FedBABU(Method[Params, Params, Params, CountedParams]):
 
     def personalize(self, task: Task, client: Params, down: Params, batches: Batches) -> Params:
         parts = {"all": None, "head": task.head_names, "body": frozenset(down)}
-        return train(task, self.optimizer, {**client, **down}, batches, only=parts[self.finetune])[0]
+        return train(task, self.optimizer.unguarded, {**client, **down}, batches, only=parts[self.finetune])[0]
 
     def cautions(self, task: Task, population: Population) -> list[str]:
         return body_cautions(task)

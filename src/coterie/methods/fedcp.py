@@ -20,7 +20,7 @@ A client deploys the shared body with its own head, the server's, and the shared
 the own head and lam is 0, it is FedPer, and if it gives everything to the server's, no head is trained (tested). The
 head must be linear and the last layer. A newcomer trains a head, and a gate for itself, on the shared body.
 
-The equations are written from memory of the paper. Details and deviations:
+The equations were compared with what the authors' program computes. Details and deviations:
 - A bias counts as the weight of one more feature that is always 1, of which each head gets its mean share of the
   others. So two equal heads predict what one does, whatever the gate says. The paper adds both biases in full.
 - P_i begins at the W that the client receives when it first takes part, and v_i is that of the present P_i, without a
@@ -29,7 +29,9 @@ The equations are written from memory of the paper. Details and deviations:
   minibatch, without a gradient. So MMD^2 has the unit of squared features, whatever their size and number, and is at
   most ||e||^2 if all of them were shifted by e. Kernels of a fixed width and height, as in the public implementations,
   depend on the size of features. Class weights do not enter into it.
-- lam = 0.1 is a choice of ours: with 1, the body follows the data slowly.
+- The authors' lambda is 5, for a sum of kernels exp(-d^2 / (2 a)) with a = 10, 15, 20, 50. For features close together
+  that is lam = 1.2 here, and for features far apart next to nothing. lam = 0.1 is a choice of ours: with 1, the body
+  follows the data slowly.
 - Means over clients are weighted by n_i; the mixture of both heads in halves is that of the public implementations.
 """
 
@@ -47,6 +49,7 @@ from coterie.core import tree
 from coterie.core.batches import Batch, Batches
 from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import minimise
 from coterie.core.tree import Params
@@ -88,7 +91,9 @@ class FedCP(Method[Model, Client, Model, Up]):
     )
 
     optimizer: Optimizer = SGD()
-    lam: Annotated[float, Field(ge=0, description="lambda, pull of features to those of the received body")] = 0.1
+    lam: Annotated[
+        float, Search(1e-2, 1e1), Field(ge=0, description="lambda, pull of features to those of the received body")
+    ] = 0.1
 
     @property
     def averaged(self) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from coterie.core.method import Info, Method, Newcomer, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.rng import KEY_STEP
 from coterie.core.scan import scan
+from coterie.core.search import Search
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.core.tree import Params
@@ -82,8 +83,10 @@ class FedEPFT(Method[Server, Client, Server, Up]):
         Literal["auto"] | Annotated[float, Field(gt=0, le=1)],
         Field(description="how much of a site's change is made; auto: 1 over the clients heard in a round"),
     ] = "auto"
-    prior: Annotated[float, Field(gt=0, description="precision of the prior around the initial model")] = 0.1
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+    prior: Annotated[
+        float, Search(1e-3, 1e1), Field(gt=0, description="precision of the prior around the initial model")
+    ] = 0.1
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 1
 
     @property
     def personalize_epochs(self) -> int:

@@ -9,8 +9,9 @@ at which client i's last local training began, and theta_j the models at hand, i
     theta_i <- SGD on f_i from there, over the round's minibatches                       (`local_update`)
     P_ij    <- P_ij + w_ij / sum_j w_ij                                                  (`local_update`)
 
-In the next round client i is sent the `models` = M models of the largest P_ij or, with probability epsilon, M at random
-(`dispatch`). Each client deploys its own theta_i. With M = 0, or alone, this is local training (tested).
+In the next round client i is sent the `models` = M models of the largest P_ij or, with a probability that begins at
+epsilon and loses `decay` with each round, M at random (`dispatch`). Each client deploys its own theta_i. With M = 0, or
+alone, this is local training (tested).
 
 A model and the row P_i belong to client i. A central server holds all of them; a peer holds its own
 (`Population.holds`), offers its model to those who ask (`offer`), and tells nobody else anything.
@@ -38,6 +39,7 @@ from coterie.core.batches import Batches
 from coterie.core.method import Info, Method, Newcomer, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.routes import NOBODY, Addressed, Asked
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import mean_loss, train
 from coterie.core.tree import Params
@@ -54,6 +56,7 @@ class Server(NamedTuple):
     affinity: Tensor  # [R, N]; P
     heard: Tensor  # [N] bool; who has taken part
     keys: Tensor  # [N] int64; from which random numbers are drawn
+    round: Tensor  # [] int64; rounds so far
 
     def at(self, ids: Tensor) -> Tensor:
         """Return in which row each of the clients `ids` is; -1 if in none."""
@@ -83,13 +86,21 @@ class FedFomo(Method[Server, Client, Any, Addressed]):
     learns_from: ClassVar[str] = "clients whose models did well on examples that this one withheld from training"
 
     optimizer: Optimizer = SGD()
-    models: Annotated[int, Field(ge=0, description="M, others' models that a client is sent in a round")] = 5
-    epsilon: Annotated[float, Field(ge=0, le=1, description="chance of being sent M models at random")] = 0.3
-    withheld: Annotated[float, Field(gt=0, lt=1, description="share of the training data that weighs models")] = 0.2
+    models: Annotated[
+        int, Search(1, 10), Field(ge=0, description="M, others' models that a client is sent in a round")
+    ] = 5
+    epsilon: Annotated[
+        float, UNSEARCHED, Field(ge=0, le=1, description="chance of being sent M models at random, in the first round")
+    ] = 0.3
+    decay: Annotated[float, UNSEARCHED, Field(ge=0, le=1, description="what that chance loses with each round")] = 0.05
+    withheld: Annotated[
+        float, UNSEARCHED, Field(gt=0, lt=1, description="share of the training data that weighs models")
+    ] = 0.2
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"models": 1, "epsilon": 0.45},
+        {"models": 1, "epsilon": 0.45, "decay": 0.0},
         {"models": 1, "epsilon": 0.0, "withheld": 0.3},
+        {"models": 1, "epsilon": 0.5, "decay": 0.4, "withheld": 0.3},  # of which 0.1 is left in the second round
     )
 
     @property
@@ -102,7 +113,9 @@ class FedFomo(Method[Server, Client, Any, Addressed]):
         sent = params if task is None else task.sent(params)
         keys = torch.arange(size) if population.keys is None else population.keys
         models = tree.clone(tree.broadcast(sent, len(held)))
-        return Server(held, models, torch.zeros(len(held), size), torch.zeros(size, dtype=torch.bool), keys)
+        return Server(
+            held, models, torch.zeros(len(held), size), torch.zeros(size, dtype=torch.bool), keys, torch.tensor(0)
+        )
 
     def init_client(self, params: Params) -> Client:
         return Client(params, params)
@@ -111,7 +124,7 @@ class FedFomo(Method[Server, Client, Any, Addressed]):
         affinity = tree.rows(server.affinity, server.at(ids))
         draws = mixtures.draw_orders(rng, ids, server.keys)
         greedy = torch.where(affinity > 0, tree.widest_float(affinity), TINY * draws.ties)
-        score = torch.where(draws.coin < self.epsilon, draws.order, greedy)
+        score = torch.where(draws.coin < self.epsilon - self.decay * server.round, draws.order, greedy)
         number = min(self.models + 1, len(server.keys))
         owners = mixtures.choose_owners(score, server.heard.expand(len(ids), -1), ids, number)[:, 1:]
         rows = tree.rows(server.models, server.at(owners.clamp_min(0)).clamp_min(0))  # among peers filled in later
@@ -141,7 +154,8 @@ class FedFomo(Method[Server, Client, Any, Addressed]):
         here = (at >= 0).nonzero().flatten()  # a peer hears that others took part, and nothing else
         new = Own(*tree.rows(ups.own, here))
         models, affinity = tree.put((server.models, server.affinity), at[here], (new.params, new.affinity))
-        return server._replace(models=models, affinity=affinity, heard=server.heard.index_fill(0, ids, True))
+        heard = server.heard.index_fill(0, ids, True)
+        return server._replace(models=models, affinity=affinity, heard=heard, round=server.round + 1)
 
     def personalize(self, task: Task, client: Client, down: tuple[()], batches: Batches) -> Params:
         return client.own

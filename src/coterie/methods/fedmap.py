@@ -135,6 +135,15 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
     def averaged(self) -> tuple[str, ...]:
         return ("theta", "buffers") if self.prior == "gaussian" else ()  # others learn from the spread, too
 
+    @property
+    def beyond_sums(self) -> str:
+        if self.weighting == "omega" and self.likelihood == "sum":
+            return "omega of a sum of losses is too small for sums in fixed point: use likelihood = mean"
+        return ""
+
+    def largest_weight(self, examples: int) -> float:
+        return float(examples) if self.weighting == "samples" else 1.0  # omega is at most 1
+
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         unit = torch.ones(()) if self.sigma2 == "auto" and self.prior != "gaussian" else ()
@@ -161,7 +170,7 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         trained, buffers = task.split(task.sent(theta))
         prior = scale * strength * self._rho.R(trained, down)
         if self.weighting == "omega":
-            log_weight = -scale * mean_loss(task, theta, batches.epoch(0)) - prior
+            log_weight = -scale * mean_loss(task, theta, batches.once(), self.optimizer.guard) - prior
         elif self.weighting == "samples":
             log_weight = batches.count.log()
         else:
@@ -221,8 +230,9 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
 
     def _start(self, task: Task, own: Params, down: Gamma, strength: Tensor, batches: Batches) -> Params:
         """Return `own` or gamma's centre, whichever has the smaller objective on the client's training examples."""
-        epoch, prior = batches.epoch(0), strength * self._rho.R(task.split(own)[0], down)
-        nearer = mean_loss(task, down.mu, epoch) < mean_loss(task, own, epoch) + prior
+        epoch, prior = batches.once(), strength * self._rho.R(task.split(own)[0], down)
+        guard = self.optimizer.guard
+        nearer = mean_loss(task, down.mu, epoch, guard, 1) < mean_loss(task, own, epoch, guard, 2) + prior
         return tree.where(nearer, down.mu, own)
 
     @property

@@ -39,6 +39,7 @@ from coterie.core import client_rows, tree
 from coterie.core.batches import Batch, Batches
 from coterie.core.method import Info, Method, Newcomer, Population, body_cautions
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.privacy import Guard, noisy_sum
 from coterie.core.scan import scan
 from coterie.core.search import Search
 from coterie.core.task import Task
@@ -102,18 +103,18 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
 
     def local_update(self, task: Task, client: tuple[()], down: Down, batches: Batches) -> tuple[tuple[()], Up, Info]:
         start = {**down.body, **down.head}
-        h, v = _statistics(task, start, batches.epoch(0))
+        h, v = _statistics(task, start, batches.once(), self.optimizer.guard)
         theta, _ = train(task, self.optimizer, start, batches, only=task.head_names)
         theta, loss = train(
             task,
             self.optimizer,
             theta,
             batches,
-            anchor=(down.centroid, down.known, torch.tensor(self.lam)),
+            anchor=(down.centroid, down.known, torch.as_tensor(self.lam)),
             only=frozenset(down.body),
             feature_penalty=class_moments.centroid_distance,
         )
-        class_size, centroid = class_moments.class_means(task, theta, batches.epoch(0))
+        class_size, centroid = class_moments.class_means(task, theta, batches.once(), self.optimizer.guard, 3)
         return (), Up(task.sent(theta), batches.count, class_size, centroid, h, v), {"loss": loss}
 
     def aggregate(self, server: Server, ids: Tensor, ups: Up) -> Server:
@@ -151,15 +152,18 @@ class FedPAC(Method[Server, tuple[()], Down, Up]):
         return {"collaboration": server.alpha}
 
 
-def _statistics(task: Task, theta: Params, epoch: Batches) -> tuple[Tensor, Tensor]:
-    """Return h [classes, dim] and v [] of the features of `theta`, in evaluation mode."""
-    size, mean = class_moments.class_means(task, theta, epoch)
+def _statistics(task: Task, theta: Params, epoch: Batches, guard: Guard | None = None) -> tuple[Tensor, Tensor]:
+    """Return h [classes, dim] and v [] of the features of `theta`, in evaluation mode; private if there is a guard."""
+    size, mean = class_moments.class_means(task, theta, epoch, guard)
 
     def step(carry: Tensor, theta: Any, batch: Batch) -> Tensor:
         here = (batch.mask > 0).to(carry.dtype)
-        return carry + (here * (task.features(theta, batch.x) ** 2).flatten(1).sum(1)).sum()
+        features = class_moments.clipped(task.features(theta, batch.x), guard)
+        return carry + (here * (features**2).flatten(1).sum(1)).sum()
 
     squares = scan(step, mean.new_zeros(()), theta, epoch.merged(EVALUATION_BATCH))
+    if guard is not None:
+        squares = noisy_sum(guard, squares, guard.clip_features**2, epoch.key[0, 0], 2).clamp_min(0)
     total = size.sum().clamp_min(1.0)
     h = size[:, None] / total * mean
     variance = (squares / total - (h**2).sum()).clamp_min(0) / (total - 1).clamp_min(1.0)

@@ -83,11 +83,11 @@ class FedProto(Method[Prototypes, Params, Prototypes, Up]):
         return tree.broadcast(server, len(ids))
 
     def local_update(self, task: Task, client: Params, down: Prototypes, batches: Batches) -> tuple[Params, Up, Info]:
-        anchor = (*down, torch.tensor(self.lam))
+        anchor = (*down, torch.as_tensor(self.lam))
         theta, loss = train(
             task, self.optimizer, client, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
-        class_size, centre = class_moments.class_means(task, theta, batches.epoch(0))
+        class_size, centre = class_moments.class_means(task, theta, batches.once(), self.optimizer.guard)
         if self.weighting == "uniform":
             class_size = class_size.clamp_max(1.0)  # whether it has the class is all that the server needs
         return theta, Up(class_size, centre), {"loss": loss}

@@ -19,6 +19,9 @@ from coterie.core.search import Search, Unsearched
 from coterie.methods import METHODS
 
 AnyMethod = Method[Any, Any, Any, Any]
+# Settings of a run that some methods have an option of the same name beside. Theirs is then `method_epsilon`, as a
+# keyword and a flag; in the table [hyper] of a file, an option has its own name.
+TAKEN = frozenset({"privacy", "epsilon", "delta", "noise", "clip"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +33,17 @@ class Hyper:
     default: Any
     help: str
     search: Search | Unsearched | None = None  # where `coterie tune` looks; None: by its type
+    taken: bool = False  # a setting of the run has this name
+
+    @property
+    def key(self) -> str:
+        """Its name among the settings of a run."""
+        return f"method_{self.name}" if self.taken else self.name
 
     @property
     def flag(self) -> str:
         """Its flag on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return "--" + self.key.replace("_", "-")
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -100,7 +109,7 @@ def hyper_parameters(cls: type) -> list[Hyper]:
         words = next((e.description for e in extras if getattr(e, "description", None)), "")
         default = field.default if field.default is not dataclasses.MISSING else None
         marker = next((each for each in extras if isinstance(each, Search | Unsearched)), None)
-        found.append(Hyper(field.name, hints[field.name], default, words, marker))
+        found.append(Hyper(field.name, hints[field.name], default, words, marker, field.name in TAKEN))
     return found
 
 

@@ -24,7 +24,10 @@ Deviations:
   so that step sizes are those of other methods; gradients are then small, and are not clipped.
 - The tree is balanced, each node split in halves between two far class means, where the paper clusters class means:
   all nodes of a level are then one process, and there are ceil(log2 classes) levels. It is made anew in each round.
-- A gradient takes one draw of omega, after `gibbs_steps` Gibbs steps. A prediction takes `draws`, and a Gaussian with
+- The objective is the marginal likelihood. The authors' program has a choice, and begins with the predictive likelihood
+  of a half of the examples given the other.
+- A gradient takes one draw of omega, after `gibbs_steps` Gibbs steps (the authors: a mean over 20). A prediction takes
+  `draws` (the authors: 30), and a Gaussian with
   the mean and variance of f* over them in place of their mixture (the variance given omega is that of the mean omega),
   so that predicting takes only products.
 - The kernel measures squared distances in the client's own mean squared distance between two of its examples, so that
@@ -102,6 +105,10 @@ class PFedGP(Method[Shared, Params, Shared, Up]):
     @property
     def personalize_epochs(self) -> int:
         return 1
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        return "body", "kernel"
 
     def init_server(self, params: Params, population: Population) -> Shared:
         class_moments.dimensions(population.task)  # complains in words if there are no classes or features

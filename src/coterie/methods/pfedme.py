@@ -35,6 +35,7 @@ from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, TrainedAndBuffers
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.privacy import lot_of
 from coterie.core.scan import scan
 from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
@@ -76,7 +77,8 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
     ) -> tuple[Client, TrainedAndBuffers, Info]:
         theta = _own_theta(client, down) if self.start == "theta" else down
         zero = batches.mask.new_zeros(())
-        w, theta, total, seen = scan(partial(self._iteration, task), (down, theta, zero, zero), (), batches)
+        lot = lot_of(self.optimizer, batches)
+        w, theta, total, seen = scan(partial(self._iteration, task), (down, theta, zero, zero), lot, batches)
         loss = total / seen.clamp_min(MIN_TOTAL_WEIGHT)
         weight = batches.count if self.weighting == "samples" else torch.ones_like(batches.count)
         return Client(theta, client.rounds + 1), TrainedAndBuffers(*task.split(task.sent(w)), weight), {"loss": loss}
@@ -95,13 +97,13 @@ class PFedMe(Method[Params, Client, Params, TrainedAndBuffers]):
     def pull_option(self) -> str:
         return "lam"
 
-    def _iteration(self, task: Task, carry: Any, aux: Any, batch: Batch) -> Any:
+    def _iteration(self, task: Task, carry: Any, lot: Any, batch: Batch) -> Any:
         """Do one minibatch: a step of a scan."""
         w, theta, total, seen = carry
         centre = task.split(w)[0]
         begin = w if self.start == "w" else theta
         theta, loss = proximal_steps(
-            task, self.optimizer, begin, batch, self._penalty_gradient, centre, self.prox_steps
+            task, self.optimizer, begin, batch, self._penalty_gradient, centre, self.prox_steps, lot
         )
         eta = envelope_step(self.optimizer, self.lam, self.prox_steps) if self.outer_lr == "auto" else self.outer_lr
         moved = {name: value - eta * (self.lam * (value - theta[name])) for name, value in centre.items()}

@@ -111,7 +111,7 @@ class PFedVMP(Method[Server, Params, Server, Up]):
             task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
         body = task.sent({name: theta[name] for name in down.body})
-        class_size, mean, spread = self._moments(task, theta, batches.epoch(0))
+        class_size, mean, spread = self._moments(task, theta, batches.once())
         info = {"loss": loss}
         if isinstance(spread, Factor):
             info["left_out"] = (class_size.sum() - self.room).clamp_min(0)
@@ -148,11 +148,12 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def _moments(self, task: Task, theta: Params, epoch: Batches) -> tuple[Tensor, Tensor, Factor | Tensor | tuple[()]]:
         """Return Z_kn, mu_kn and Lambda_kn - alpha I, as in `Up`."""
-        class_size, mean = class_moments.class_means(task, theta, epoch)
+        guard = self.optimizer.guard
+        class_size, mean = class_moments.class_means(task, theta, epoch, guard)
         if self.precision == "none":
             return class_size, mean, ()
         if self.precision == "diagonal":
-            variance = class_moments.class_variances(task, theta, epoch, class_size, mean)
+            variance = class_moments.class_variances(task, theta, epoch, class_size, mean, guard)
             return class_size, mean, class_moments.inverse_variances(variance, mean, self.rtol)
         pooled = self.precision == "pooled"
         return class_size, mean, class_moments.precision_factor(task, theta, epoch, self.room, self.rtol, pooled)

@@ -24,7 +24,8 @@ Deviations:
   walk. Where that costs more than it gains, a lower `temperature` (a cold posterior) or the optimiser's `weight_decay`
   bounds it.
 - Where only some clients are heard, n is their mean number of examples times the number of all clients.
-- Largest numbers are those of each tensor, in place of the norm of the whole gradient, which rounds most of them to 0.
+- Largest numbers are those of each tensor, in place of its norm, or that of the whole gradient, which round most of
+  them to 0.
 - Buffers are averaged, unquantised and without noise. The fine-tuned model is never sent or kept. A newcomer
   fine-tunes the last w.
 """
@@ -44,6 +45,7 @@ from coterie.core.dropout import uniform
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.rng import KEY_STEP, ROUND_STEP, normals
+from coterie.core.search import UNSEARCHED, Search
 from coterie.core.task import Task
 from coterie.core.training import mean_gradient, mean_loss, train
 from coterie.core.tree import Params
@@ -76,12 +78,16 @@ class QLSDFT(Method[Server, tuple[()], Params, Up]):
     }
 
     optimizer: Optimizer = SGD()
-    local_work: Annotated[Literal["gradient", "epochs"], Field(description="one gradient, or training")] = "epochs"
-    temperature: Annotated[float, Field(ge=0, description="T, of the posterior; 0 adds no noise")] = 1.0
+    local_work: Annotated[Literal["gradient", "epochs"], UNSEARCHED, Field(description="one gradient, or training")] = (
+        "epochs"
+    )
+    temperature: Annotated[float, Search(1e-4, 1), Field(ge=0, description="T, of the posterior; 0 adds no noise")] = (
+        1.0
+    )
     levels: Annotated[
-        int, Field(ge=0, le=MOST_LEVELS, description="s, of the quantiser; 0 sends numbers as they are")
+        int, UNSEARCHED, Field(ge=0, le=MOST_LEVELS, description="s, of the quantiser; 0 sends numbers as they are")
     ] = 127
-    finetune_epochs: Annotated[int, Field(ge=0, description="epochs on own data before use")] = 1
+    finetune_epochs: Annotated[int, Search(1, 10), Field(ge=0, description="epochs on own data before use")] = 1
 
     @property
     def personalize_epochs(self) -> int:

@@ -30,10 +30,11 @@ from coterie.core import tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
 from coterie.core.method import Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
+from coterie.core.privacy import lot_of
 from coterie.core.scan import scan
 from coterie.core.search import UNSEARCHED
 from coterie.core.task import Task
-from coterie.core.training import gradient
+from coterie.core.training import gradient, private_gradient
 from coterie.core.tree import Params
 
 
@@ -84,7 +85,8 @@ class Scaffold(Method[Server, Params, Down, Up]):
         zeros, zero = tree.map(torch.zeros_like, trained), batches.mask.new_zeros(())
         correction = {name: down.c[name] - client[name] for name in trained}
         start = (down.x, self.optimizer.init(trained), zeros, zero, zero, zero)
-        y, _, total, steps, loss, seen = scan(partial(self._step, task), start, correction, batches)
+        lot = lot_of(self.optimizer, batches)
+        y, _, total, steps, loss, seen = scan(partial(self._step, task), start, (correction, lot), batches)
         if self.control == "gradient":
             total, steps = scan(partial(_add_gradient, task), (zeros, zero), down.x, batches.epoch(0))
         control = tree.scale(total, 1 / steps.clamp_min(MIN_TOTAL_WEIGHT))
@@ -102,11 +104,15 @@ class Scaffold(Method[Server, Params, Down, Up]):
     def personalize(self, task: Task, client: Params, down: Down, batches: Batches) -> Params:
         return down.x
 
-    def _step(self, task: Task, carry: Any, correction: Params, batch: Batch) -> Any:
+    def _step(self, task: Task, carry: Any, aux: tuple[Params, Any], batch: Batch) -> Any:
         """Take one corrected step of y_i, and add up the gradients: a step of a scan."""
         y, state, total, steps, loss, seen = carry
-        grads, now, rest = gradient(task, y, batch)
-        trained, state = self.optimizer.update(tree.add(grads, correction), state, task.split(y)[0])
+        (correction, lot), guard = aux, self.optimizer.guard
+        if guard is None:
+            grads, now, rest = gradient(task, y, batch)
+        else:
+            (grads, now), rest = private_gradient(guard, task, y, batch, lot), task.split(y)[1]
+        trained, state = self.optimizer.unguarded.update(tree.add(grads, correction), state, task.split(y)[0])
         count = batch.mask.sum()
         return {**trained, **rest}, state, tree.add(total, grads), steps + 1, loss + now * count, seen + count
 

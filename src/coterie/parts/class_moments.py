@@ -19,6 +19,8 @@ from torch import Tensor
 
 from coterie.core.batches import Batch, Batches
 from coterie.core.errors import CoterieError
+from coterie.core.privacy import ROUNDING as ROUNDED
+from coterie.core.privacy import Guard, noisy_sum
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree, widest_float
@@ -92,30 +94,54 @@ def class_sizes(task: Task, batches: Batches) -> Tensor:
     return (own & (batches.mask[..., None] > 0)).flatten(0, -2).sum(0).to(batches.mask)
 
 
-def class_means(task: Task, params: Params, batches: Batches) -> tuple[Tensor, Tensor]:
+def class_means(
+    task: Task, params: Params, batches: Batches, guard: Guard | None = None, draw: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return one client's number of examples [classes] and mean feature [classes, dim] of every class.
 
     Features are taken in evaluation mode. Both are 0 for a class that the client does not have.
+
+    With a `guard`, each feature is clipped to the norm `clip_features`, and numbers and sums are noised: an example
+    adds 1 to one of the numbers, and its feature to one of the sums. A class counts as absent if its noisy number is
+    below twice the noise. No example may then come twice (`Batches.once`).
     """
     classes, dim = dimensions(task)
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         count, total = carry
         member = _class_membership(batch, classes).to(total.dtype)
-        return count + member.sum(0), total + member.T @ task.features(aux, batch.x)
+        return count + member.sum(0), total + member.T @ clipped(task.features(aux, batch.x), guard)
 
     zeros = zeros_for(params, classes, dim)
     count, total = scan(step, (zeros[:, 0], zeros), params, batches.merged(EVALUATION_BATCH))
+    if guard is not None:
+        count = noisy_sum(guard, count, 1.0, batches.key[0, 0], draw)
+        total = noisy_sum(guard, total, guard.clip_features, batches.key[0, 0], draw + 1)
+        there = (count >= 2 * guard.sum_noise) | (
+            count == count.max()
+        )  # at least one, for a message that says something
+        count = torch.where(there, count.clamp_min(1.0), 0.0)
+        count = count * (batches.count / count.sum()).clamp_max(1.0)  # they cannot add up to more than there are
+        count, total = torch.where(there, count, 0.0), torch.where(there[:, None], total, 0.0)
     return count, total / count.clamp_min(1.0)[:, None]
 
 
-def class_variances(task: Task, params: Params, batches: Batches, count: Tensor, mean: Tensor) -> Tensor:
+def class_variances(
+    task: Task, params: Params, batches: Batches, count: Tensor, mean: Tensor, guard: Guard | None = None, draw: int = 2
+) -> Tensor:
     """Return one client's variance of every feature within every class, [classes, dim].
 
     It is the biased one, about `mean`, in evaluation mode; 0 for a class that the client does not have. `count` and
     `mean` are those of `class_means`.
+
+    With a `guard`, it is the noised mean square of clipped features, less the square of the mean. The squares of a
+    feature of norm c have a norm of at most c^2.
     """
     classes, _ = dimensions(task)
+    if guard is not None:
+        squares = _squares(task, params, batches, guard, draw)
+        spread = squares / count.clamp_min(1.0)[:, None] - mean**2
+        return torch.where(count[:, None] > 0, spread.clamp_min(0), 0.0)
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         params, mean = aux
@@ -124,6 +150,28 @@ def class_variances(task: Task, params: Params, batches: Batches, count: Tensor,
 
     total: Tensor = scan(step, torch.zeros_like(mean), (params, mean), batches.merged(EVALUATION_BATCH))
     return total / count.clamp_min(1.0)[:, None]
+
+
+def _squares(task: Task, params: Params, batches: Batches, guard: Guard, draw: int) -> Tensor:
+    """Return the noised sum of the squares of clipped features of each class, [classes, dim]."""
+    classes, dim = dimensions(task)
+
+    def step(carry: Any, aux: Any, batch: Batch) -> Tree:
+        squares = clipped(task.features(aux, batch.x), guard) ** 2
+        return carry + _class_membership(batch, classes).to(carry.dtype).T @ squares
+
+    total: Tensor = scan(step, zeros_for(params, classes, dim), params, batches.merged(EVALUATION_BATCH))
+    return noisy_sum(guard, total, guard.clip_features**2, batches.key[0, 0], draw)
+
+
+def clipped(features: Tensor, guard: Guard | None) -> Tensor:
+    """Return features [batch, dim], under a guard none longer than its clip; those that are not finite are 0."""
+    if guard is None:
+        return features
+    features = torch.nan_to_num(features, 0.0, 0.0, 0.0)
+    length = features.norm(dim=1, keepdim=True)
+    shorter = (guard.clip_features * ROUNDED / length.clamp_min(1e-30)).clamp_max(1)
+    return torch.where(torch.isfinite(length), features * shorter, 0.0)
 
 
 def inverse_variances(variance: Tensor, mean: Tensor, rtol: float) -> Tensor:

@@ -45,11 +45,11 @@ def pull_of_a_round(optimizer: Optimizer, share: float, trained: Mapping[str, Te
     steady = optimizer.steady_step()
     eta = lr * math.sqrt(sum(value.numel() for value in trained.values())) if steady is None else steady
     steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum().clamp_min(1)
-    return float(share / eta) / steps
+    return (share / eta) / steps
 
 
 def strength_of(asked: Strength, optimizer: Optimizer, trained: Mapping[str, Tensor], batches: Batches) -> Tensor:
     """Return the number that is asked for, or for `auto` the pull that takes back `HELD_BACK` of the way, a scalar."""
     if isinstance(asked, str):
         return pull_of_a_round(optimizer, HELD_BACK, trained, batches)
-    return torch.tensor(float(asked))
+    return torch.as_tensor(asked, dtype=torch.get_default_dtype())

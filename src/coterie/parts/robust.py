@@ -134,10 +134,14 @@ def averaged_fields(method: AnyMethod) -> tuple[str, ...]:
     """Return the fields of the method's messages that reach the server's state by their weighted mean only."""
     if method.averaged is not None:
         return method.averaged
-    bases = (base for cls in type(method).__mro__ for base in cls.__dict__.get("__orig_bases__", ()))
-    arguments = next((get_args(base) for base in bases if len(get_args(base)) == 4), (None,) * 4)
     kinds: dict[Any, tuple[str, ...]] = {CountedParams: ("params",), TrainedAndBuffers: ("trained", "buffers")}
-    return kinds.get(arguments[3], ())
+    return kinds.get(up_type(method), ())
+
+
+def up_type(method: AnyMethod) -> Any:
+    """Return the type of the method's messages, as its class declares it; None if it does not."""
+    bases = (base for cls in type(method).__mro__ for base in cls.__dict__.get("__orig_bases__", ()))
+    return next((get_args(base)[3] for base in bases if len(get_args(base)) == 4), None)
 
 
 def robust(method: AnyMethod, rule: str) -> AnyMethod:

@@ -42,6 +42,7 @@ def page(run: RunData) -> Page:
         ("Collaboration", together if run.method != "local" else []),
         ("Features", features),
         ("Data", data(run)),
+        ("Privacy", [privacy_table(run)]),
         ("Cost", [*cost.pictures(run)]),
         ("Configuration", configuration(run)),
     ]
@@ -152,6 +153,21 @@ def fairness(run: RunData) -> Table | None:
     foot = [] if share is None else [["clients worse than alone", f"{100 * share:.0f} %", "–"]]
     caption = f"How evenly the result is spread over clients, in test {metric_title(metric)}."
     return Table("fairness", "Fairness", ["over clients", run.method, "alone"], rows, caption, foot)
+
+
+def privacy_table(run: RunData) -> Table | None:
+    """Return what differential privacy costs every client; None if the run has none."""
+    found = run.summary.get("privacy")
+    if not found:
+        return None
+    rows = [[name, "infinite" if cost is None else f"{cost:.2f}"] for name, cost in found["epsilons"].items()]
+    worst = "infinite" if found["epsilon"] is None else f"{found['epsilon']:.2f}"
+    caption = (
+        f"Epsilon at delta {found['delta']:g}, by {found['level']} privacy with noise {found['noise']:.3g} times the "
+        f"clip of {found['clip']:g}; the worst is {worst}. It protects {found['protects']}; neighbours have "
+        f"{found['adjacency']}. The numbers in this report are measured without noise: they are not protected."
+    )
+    return Table("privacy", "Differential privacy", ["client", "epsilon"], rows, caption)
 
 
 def data(run: RunData) -> list[Picture | Table | Note]:

@@ -138,8 +138,10 @@ def table(run: RunData) -> Table:
     rows: list[list[Any]] = []
     for i, row in enumerate(clients):
         scored = float(numbers([row["test"][metric]])[0])
-        cells: list[Any] = [row["client"], (str(row["validation_examples"]), row["validation_examples"])]
-        cells += [KEPT[row["kept"]], WHY[row["reason"]], (number(metric, scored), scored)]
+        held, examples = bool(row.get("cross_validated")), row["validation_examples"]
+        why = WHY[row["reason"]].replace("validation data", "examples held out") if held else WHY[row["reason"]]
+        cells: list[Any] = [row["client"], (f"{examples}{' in folds' * held}", examples)]
+        cells += [KEPT[row["kept"]], why, (number(metric, scored), scored)]
         shown = [row["temperature"]] * warm + [row["threshold"]] * cut
         cells += [("–" if value is None else f"{value:.2f}", value) for value in shown]
         if after:
@@ -151,8 +153,10 @@ def table(run: RunData) -> Table:
     total = [f"mean of {len(rows)}", "", "", "", number(metric, average), *[""] * (warm + cut)]
     if after:
         total += [number(metric, after["overall"]["mean_gain"], "+"), "", ""]
+    errors = run.config.get("take_home_errors", 0.5)  # earlier versions had no such setting
     caption = (
         f"Test {metric_title(metric)} of the model that a client keeps. It keeps its local model unless another one's "
-        f"loss is better by more than half a standard error on its own validation examples."
+        f"loss is better by more than {errors:g} standard error{'s' * (errors != 1)} on examples of its own that "
+        "neither model has seen: those for validation or, in folds, all that are not for testing."
     )
     return Table("take-home-clients", "What each client takes home", columns, rows, caption, [total])

@@ -7,6 +7,7 @@ data.json         each client's examples by class       report.html     the run 
 features.safetensors   test examples as the clients' models see them; embedding.json, the same in two dimensions
 predictions.safetensors     what every client's model says of its test examples, at the selected round
 validation.safetensors      the same of its validation examples, if clients choose what they take home; then also
+held-out.safetensors        the same of examples that were held out, of clients with few for validation
 references.json             what usual models of tables reach on the same splits, if they were asked for
 take_home.json              what every client keeps, why, and what that is worth
 benefit.json                every client's gain over training alone, with its interval and verdict
@@ -53,6 +54,7 @@ FORMAT = 1
 PAGED = 2  # the format of a checkpoint whose rows are in files of their own
 SHARED = 3  # the format of a checkpoint in which a tensor that the state has twice is written once
 KEPT_CHECKPOINTS = 2  # the newest ones; the best round's is kept beside them
+HELD_OUT = "held-out"  # the name of the file with predictions for examples held out in a cross-validation
 VALIDATION = "validation"  # the name of the file with predictions for validation examples
 COMPLETE = ("summary.json", "clients.csv", "predictions.safetensors")  # what a finished run has
 FORMULA = re.compile(
@@ -209,6 +211,18 @@ class RunFolder:
 
     def write_predictions(self, found: Predictions, name: str = "predictions") -> None:
         files.write_tensors(self.path / f"{name}.safetensors", found._asdict())
+
+    def write_held_out(self, found: Predictions | None) -> None:
+        """Write predictions for held-out examples; without any, delete those that were there."""
+        if found is not None:
+            self.write_predictions(found, HELD_OUT)
+        else:
+            (self.path / f"{HELD_OUT}.safetensors").unlink(missing_ok=True)
+
+    def read_held_out(self) -> Predictions | None:
+        """Read them; None if there are none."""
+        there = (self.path / f"{HELD_OUT}.safetensors").exists()
+        return self.read_predictions(HELD_OUT) if there else None
 
     def read_predictions(self, name: str = "predictions") -> Predictions:
         path = self.path / f"{name}.safetensors"

@@ -25,6 +25,7 @@ from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.methods import METHODS
 from coterie.methods.fields import AnyMethod
+from coterie.parts import sums
 from coterie.testing.kit import batches
 
 COMMAND = "python -m coterie.testing.messages"
@@ -155,12 +156,13 @@ def _which(names: set[str], task: Task) -> list[str]:
 
 def table() -> str:
     """Return the Markdown table of all methods' messages; methods with the same ones share a row."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for name, cls in METHODS.items():
         down, up = messages(cls())
-        rows.setdefault((describe(down), describe(up)), []).append(f"`{name}`")
-    lines = [f"| {', '.join(names)} | {down} | {up} |" for (down, up), names in rows.items()]
-    return "\n".join(["| method | down | up |", "|---|---|---|", *lines])
+        summed = "no" if sums.why_not(cls()) else "yes"
+        rows.setdefault((describe(down), describe(up), summed), []).append(f"`{name}`")
+    lines = [f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items()]
+    return "\n".join(["| method | down | up | secure sum |", "|---|---|---|---|", *lines])
 
 
 def with_table(text: str) -> str:

@@ -162,7 +162,8 @@ def card(name: str) -> Card:
     """Look at a method with its defaults."""
     method, one, unit = METHODS[name](), cost(METHODS[name]()), cost(METHODS["fedavg"]())
     down, up = messages(method)
-    receiver = "to the owners of the models that it was sent" if isinstance(up, Addressed) else "to the server"
+    written = isinstance(up, Addressed) and bool(tree.leaves(up.parts))
+    receiver = "to the owners of the models that it was sent" if written else "to the server"
     sent, received = describe(up), describe(down)
     whose = NOTES[name].sent or ("each its own" if one.different else "the same to all")
     return Card(

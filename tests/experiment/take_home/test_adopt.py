@@ -15,7 +15,7 @@ from coterie.storage import files
 from tests.cli.commands import table
 from tests.experiment.conftest import QUICK
 
-SETTINGS = {**QUICK, "model": "linear", "rounds": 15, "local_steps": 5, "lr": 0.3}
+SETTINGS = {**QUICK, "model": "linear", "rounds": 15, "local_steps": 5, "lr": 0.3, "take_home_folds": 0}
 
 
 def mixed(test_labels=None, validation=30):

@@ -25,8 +25,12 @@ def test_the_first_ones_lie_evenly_and_at_the_same_step_sizes_for_every_method()
     for values in found:
         assert all(SPACE[name].holds(value) for name, value in values.items())
         assert isinstance(values["clusters"], int)
-    places = np.sort([math.log(values["lr"] / 1e-3) / math.log(1e3) for values in found])
+    order = np.array([math.log(values["lr"] / 1e-3) / math.log(1e3) for values in found])
+    places = np.sort(order)
     assert np.diff([*places, places[0] + 1]).max() < 0.4  # no gap of half the range
+    assert (
+        np.diff([*np.sort(order[:3]), order[:3].min() + 1]).max() < 0.5
+    )  # nor after the first three, if there are few
     assert {values["word"] for values in found} == {"a", "b"}
     assert propose(SPACE, [], 1, 4, "ditto") != found[0]
 
@@ -50,3 +54,17 @@ def test_what_matters_is_told_from_what_does_not() -> None:
     assert found["lr"] > 0.8
     assert sum(found.values()) == pytest.approx(1)
     assert importances(space, tried[:3], seed=0) == {}
+
+
+def test_candidates_at_the_same_time_are_not_alike() -> None:
+    space: Space = {"lr": Numbers(1e-3, 1, log=True)}
+    tried = [({"lr": float(lr)}, -abs(math.log10(lr) + 1)) for lr in np.geomspace(1e-3, 1, 9)]
+    distances = []
+    for seed in range(8):
+        first = propose(space, tried, 9, seed, "x")
+        beside = propose(space, tried, 10, seed, "x", [first] * 4)
+        alone = propose(space, tried, 10, seed, "x")
+        distances.append([abs(math.log10(each["lr"] / first["lr"])) for each in (beside, alone)])
+        assert propose(space, tried, 10, seed, "x", [first] * 4) == beside
+    beside_mean, alone_mean = np.mean(distances, axis=0)
+    assert beside_mean > alone_mean

@@ -115,13 +115,32 @@ def test_mistakes_are_told() -> None:
         recommend(federation("same"), **{**QUICK, "methods": ["fedavgg"]})
 
 
-NOT_YET = pytest.mark.xfail(reason="groups were recognised with 4 of 6 seeds; local was recommended with the others")
+def test_training_alone_is_written_as_it_is_told(tmp_path: Path) -> None:
+    found = recommend(federation("own"), out=tmp_path, **{**QUICK, "methods": ["local"], "trials": 1, "rounds": 1})
+    assert found.method == "local"
+    told = json.loads((tmp_path / "recommendation.json").read_text())["settings"]
+    assert read_toml(tmp_path / "federation.toml") == found.settings == told
+
+
+# In "same" and "groups", logistic regressions on the examples of all sites that are alike lead those of single sites by
+# 8 to 14 points, with as many examples as a fold trains on; the standard error of a difference is about 2. With a lead
+# of 5 points (8 sites, 120 rows, 12 inputs), two of four groups were not told from chance.
+PLANTED: dict[str, dict[str, int]] = {
+    "same": {"sites": 12, "rows": 80, "features": 20},
+    "groups": {"sites": 12, "rows": 80, "features": 20},
+    "own": {"sites": 8, "rows": 120, "features": 12},
+}
+
+
+@pytest.mark.parametrize("kind", ["same", "own"])  # groups: above
+def test_a_planted_federation_is_recognised(kind: str) -> None:
+    assert recommend(federation(kind, **PLANTED[kind]), **QUICK).method == RIGHT[kind]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["same", pytest.param("groups", marks=NOT_YET), "own"])
+@pytest.mark.parametrize("kind", list(PLANTED))
 def test_planted_federations_are_recognised_with_nine_of_ten_seeds(kind: str) -> None:
-    given = {"same": {"rows": 80}, "groups": {"rows": 120}, "own": {"rows": 120}}[kind]
-    common = {**SMALL, "engine": "stacked", "rounds": 8, "trials": 4, "methods": ("local", "fedavg", "ditto", "ifca")}
-    found = [recommend(federation(kind, seed=seed, **given), seed=seed, **common).method for seed in range(10)]
+    common = {**SMALL, "engine": "stacked", "rounds": 8, "batch_size": 20}
+    common["methods"] = ("local", "fedavg", "ditto", "ifca")
+    found = [recommend(federation(kind, seed=seed, **PLANTED[kind]), seed=seed, **common).method for seed in range(10)]
     assert sum(method == RIGHT[kind] for method in found) >= 9, found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.core.toml import read_toml
 from coterie.experiment.progress import Silent
 from coterie.experiment.tuning import propose, search
+from coterie.experiment.tuning.halving import Rung
+from coterie.experiment.tuning.journal import Point
+from coterie.experiment.tuning.search import Candidate, MethodSearch
 from coterie.experiment.tuning.tune import Tuning, compare_tuned, tune
 from tests.experiment.tuning.kit import SMALL, federation, with_wrong_test_labels
 
@@ -87,7 +91,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
 
     def stopping(*given: Any, **options: Any) -> Any:
         calls.append(given)
-        if len(calls) in (3, 6, 9):
+        if len(calls) in (2, 4, 6):
             raise KeyboardInterrupt
         return real(*given, **options)
 
@@ -100,7 +104,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
         file.write('{"method": "ditto", "cand')  # what a kill may leave
     again = tune(["fedavg", "ditto"], federation("same"), out=out, **SEARCH)
     assert tried(again) == tried(found)
-    assert len(calls) == 18 + 3  # every rung once, and those that were stopped
+    assert len(calls) == 6 + 3  # every rung of every method once, and those that were stopped
 
 
 def test_a_state_that_was_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +151,25 @@ def test_candidates_that_diverge_come_last(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.values("local")["lr"] < 1e3
     with pytest.raises(CoterieError, match="none of 1 candidates could be trained"):
         tune([], federation("same"), **{**SEARCH, "model": "mlp", "optimizer": {"lr": 1e30}, "trials": 1})
+
+
+def test_if_the_last_candidate_diverges_the_best_of_those_before_is_chosen() -> None:
+    """Of three candidates one went on, and diverged in round 3: of the others, the one that was better in round 2."""
+    setup: Any = SimpleNamespace(metric="accuracy")
+    candidates = [
+        Candidate(0, {"lr": 1.0}, (Point(2, 0.9, 0.1),), rungs=2, diverged="in round 3"),
+        Candidate(1, {"lr": 0.1}, (Point(2, 0.5, 0.7),), rungs=1),
+        Candidate(2, {"lr": 0.2}, (Point(2, 0.6, 0.6),), rungs=1),
+    ]
+    one = MethodSearch("local", setup, {}, (Rung(3, 2), Rung(1, 6)), candidates)
+    assert one.chosen.number == 2
+    assert one.score == 0.6
+    candidates[0].diverged = ""
+    assert one.chosen.number == 0
+    for each in candidates:
+        each.diverged = "in round 1"
+    with pytest.raises(CoterieError, match=r"local: none of 3 candidates could be trained \(in round 1\)"):
+        _ = one.chosen
 
 
 def test_everything_wrong_is_said_at_once() -> None:

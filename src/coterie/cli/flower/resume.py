@@ -10,6 +10,7 @@ import typer
 
 from coterie.cli.console import say, stdout
 from coterie.cli.errors import report_errors
+from coterie.cli.flower.recommend import print_recommended
 from coterie.cli.flower.require import require_flower
 from coterie.cli.flower.table import watch_sites
 from coterie.cli.flower.up import Limit
@@ -36,7 +37,7 @@ def resume(
         from coterie.deploy import settings
         from coterie.deploy.ledger import Ledger
         from coterie.deploy.processes import call, environment, program
-        from coterie.deploy.up import app_config, part_of
+        from coterie.deploy.up import app_config, part_of, recommend_up
         from coterie.deploy.up import up as start
 
         ledger = Ledger.load(run)
@@ -57,7 +58,12 @@ def resume(
         flat = app_config(own)
         config, _, deploy = settings.read(flat, own_data=False, own_model=False)
         setup = part_of(prepare(**config.to_file()), list(ledger.declared))
-        rules = {"deadline": deploy.deadline, "quorum": deploy.quorum, "joining": deploy.joining}
+        if deploy.panel():
+            with watch_sites(console, quiet) as watch:
+                recommend_up(setup, run, {}, watch, limit)
+            print_recommended(console, run, quiet=quiet)
+            return
+        rules = {key: getattr(deploy, key) for key in ("deadline", "quorum", "joining", "secure")}
         with watch_sites(console, quiet) as watch:
             result = start(setup, run, rules, watch, limit)
         print_result(console, result, quiet=quiet, bmta=False)

@@ -64,6 +64,7 @@ class Found(NamedTuple):
     rows: list[dict[str, Any]]
     predictions: Predictions
     validation: Predictions | None  # None: nothing is chosen by it
+    held_out: Predictions | None = None  # of clients with few validation examples
 
     @property
     def outputs(self) -> adopt.Outputs:
@@ -262,7 +263,8 @@ def _run_or_read(
         tell.say(f"{name}: already complete")
         reader, choosing = RunFolder(folder), adopt.wanted(setup.config)
         validation = reader.read_predictions(VALIDATION) if choosing else None
-        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation)
+        held_out = reader.read_held_out() if choosing else None
+        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation, held_out)
         _check_same_data(setup, folder, found[seed].rows, found[seed].predictions)
     for runs in group_by_engine(todo) if together else [[run] for run in todo]:
         if len(runs) == 1:
@@ -273,7 +275,7 @@ def _run_or_read(
             seeds = ", ".join(str(run.setup.config.seed) for run in runs)
             results = run_in_lockstep(f"{label} seeds {seeds}", runs, tell, choices)
         for run, result in zip(runs, results, strict=True):
-            found[run.setup.config.seed] = Found(result.clients, result.predictions, result.validation)
+            found[run.setup.config.seed] = Found(result.clients, result.predictions, result.validation, result.held_out)
     return found
 
 
@@ -292,8 +294,9 @@ def _against_local(
     decided = dict[str, adopt.Decisions]()
     if adopt.wanted(base.config):
         for label in labels:
-            outputs = found[label, seed].outputs
-            decided[label] = adopt.decide(base.config, base.task, len(names), outputs, alone.outputs)
+            ours = found[label, seed]
+            held_out = adopt.both(ours.held_out, alone.held_out)
+            decided[label] = adopt.decide(base.config, base.task, len(names), ours.outputs, alone.outputs, held_out)
             several[label, KEPT] = decided[label].kept.test
     trials = measure_each(base.task, base.metric, several, alone.predictions, names, seed=seed)
     jobs = list[Callable[[], None]]()
@@ -307,8 +310,9 @@ def _against_local(
             jobs.append(partial(_write_choice, choice, base.task, folder, beside, seed))
     with files.together(FILES_OF_A_CHOICE * len(names) * len(jobs)):
         do_all(jobs)
-    for label in decided if out else ():
-        RunFolder(_folder(out, label, seed)).write_clients(found[label, seed].rows)
+    if out:
+        for label in decided:
+            RunFolder(_folder(out, label, seed)).write_clients(found[label, seed].rows)
     return trials
 
 

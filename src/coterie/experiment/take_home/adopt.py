@@ -42,7 +42,13 @@ from coterie.storage.run_folder import FORMAT, safe_name
 
 FILE = "take_home.json"
 LOCAL_FILE = "local.safetensors"
-SETTINGS = ("take_home", "calibrate", "threshold")  # they change nothing before a run's end
+SETTINGS = (
+    "take_home",
+    "take_home_errors",
+    "take_home_folds",
+    "calibrate",
+    "threshold",
+)  # they change nothing before a run's end
 
 
 class Outputs(NamedTuple):
@@ -96,6 +102,7 @@ class Adoption:
         """Return what take_home.json has about a client."""
         choice = self.choices[i]
         row: dict[str, Any] = {"client": self.names[i], "validation_examples": choice.examples, "reason": choice.reason}
+        row |= {"cross_validated": choice.held_out}
         row |= self.about(i)
         row |= {"federated": choice.federated._asdict(), "average": choice.average._asdict()}
         row |= {"validation": {metric: values[i] for metric, values in self.validation.items()}}
@@ -116,6 +123,14 @@ def wanted(config: Config) -> bool:
     return config.take_home == "best" or config.calibrate or config.threshold is not None
 
 
+Both = tuple[Predictions, Predictions]  # of the federated models, and of those trained alone
+
+
+def both(ours: Predictions | None, alone: Predictions | None) -> Both | None:
+    """Return a pair if both are there."""
+    return None if ours is None or alone is None else (ours, alone)
+
+
 class Decisions(NamedTuple):
     """Hold what the clients decided by their validation examples; lists have one entry per client."""
 
@@ -126,7 +141,14 @@ class Decisions(NamedTuple):
 
 
 @one_thread()  # a client has few examples
-def decide(config: Config, task: Task, clients: int, ours: Outputs, alone: Outputs | None) -> Decisions:
+def decide(
+    config: Config,
+    task: Task,
+    clients: int,
+    ours: Outputs,
+    alone: Outputs | None,
+    held_out: Both | None = None,
+) -> Decisions:
     """Choose for every client what it takes home, by its validation examples.
 
     Args:
@@ -135,6 +157,7 @@ def decide(config: Config, task: Task, clients: int, ours: Outputs, alone: Outpu
         clients: how many there are.
         ours: outputs of the federated models.
         alone: outputs of the models trained alone; without them, all keep the federated one.
+        held_out: what both models say of held-out examples of clients with few for validation, which choose by these.
     """
     choices, temperatures, thresholds = list[Choice](), list[float | None](), list[float | None]()
     validation, test = list[Tensor](), list[Tensor]()
@@ -145,7 +168,10 @@ def decide(config: Config, task: Task, clients: int, ours: Outputs, alone: Outpu
         assert mine is not None
         choice = not_asked(LOCAL if config.method == "local" else FEDERATED, len(mine.validation.y))
         if config.take_home == "best" and theirs is not None:
-            choice = choose(task, mine.validation, theirs.validation)
+            held = None if held_out is None else [each.of(i) for each in held_out]
+            many = held is not None and len(held[0].y) > 0
+            seen = held if held is not None and many else [mine.validation, theirs.validation]
+            choice = choose(task, *seen, errors=config.take_home_errors, held_out=many)
         kept = Outputs(*(_kept(choice.kept, *pair, task) for pair in zip(mine, theirs or mine, strict=True)))
         warm = temperature(kept.validation) if config.calibrate and classes else None
         if warm is not None:
@@ -180,8 +206,9 @@ def measured(
         shifted = [each if cut is None else at_threshold(each, cut) for each, cut in pairs]
         scores = score(task, *test._replace(outputs=torch.cat(shifted)), len(names))
         at_cut = {name: with_one_nan(scores[name]) for name in THRESHOLDED}
-    scored = [_scores(task, each, len(names)) for each in (validation, test)]
-    return Adoption(list(names), metric, *decided[:3], test, *scored, at_cut, benefit, before)
+    choices, temperatures, thresholds = decided[:3]
+    known, found = (_scores(task, each, len(names)) for each in (validation, test))
+    return Adoption(list(names), metric, choices, temperatures, thresholds, test, known, found, at_cut, benefit, before)
 
 
 def _of(outputs: Outputs, i: int) -> Outputs:
@@ -226,15 +253,16 @@ def write(adoption: Adoption, out: Path, local: Callable[[int], Params] | None) 
 
 def words(choice: Mapping[str, Any]) -> str:
     """Say what a client keeps and why; `choice` is a client's row in take_home.json."""
-    number = choice["validation_examples"]
+    number, held = choice["validation_examples"], choice.get("cross_validated")
+    examples = f"{number} examples, cross-validated," if held else f"{number} validation examples"
     which = {
         FEDERATED: "the federated model",
         AVERAGE: "the average of the federated model and the one trained alone",
         LOCAL: "the model trained alone",
     }[choice["kept"]]
     why = {
-        "better": f"its {number} validation examples show that it is better than training alone",
-        "undecided": f"its {number} validation examples do not show that federation makes it better",
-        "few examples": f"its {number} validation examples are too few to show that federation makes it better",
+        "better": f"its {examples} show that it is better than training alone",
+        "undecided": f"its {examples} do not show that federation makes it better",
+        "few examples": f"its {examples} are too few to show that federation makes it better",
     }.get(choice["reason"])
     return which if why is None else f"{which}, since {why}"

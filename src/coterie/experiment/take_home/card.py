@@ -83,6 +83,12 @@ def write_cards(
         (do or do_all)(jobs)
 
 
+def selected_by(result: Result) -> str:
+    """Say what selected the round; the last word is the metric."""
+    by = f"{AVERAGES[result.config.average or 'mean']} validation {result.metric}"
+    return f"privacy, as the last round, whatever the {by}" if result.config.takes_last else by
+
+
 def make_card(
     result: Result,
     setup: Setup,
@@ -107,7 +113,7 @@ def make_card(
         "schedule": {
             "rounds": config.rounds,
             "selected_round": result.selected,
-            "selected_by": f"{AVERAGES[result.config.average or 'mean']} validation {result.metric}",
+            "selected_by": selected_by(result),
             **({"local_steps": config.local_steps} if config.local_steps else {"local_epochs": config.local_epochs}),
             "batch_size": config.batch_size,
             "seed": config.seed,
@@ -121,6 +127,7 @@ def make_card(
         "holds": result.method.view_holds or None,
         "versions": versions,
         "take_home": None,
+        "privacy": None if result.budget is None else result.budget.of(row["client"]),
     } | ({} if result.take_home is None else _taken(result.take_home, result.task, i, config.seed))
 
 
@@ -241,6 +248,8 @@ def to_markdown(card: dict[str, Any], run: Path) -> str:
         "",
     ]
     lines += ["## Who it learned from", "", *_learned(card), "", "## How to use it", "", *_use(card, run), ""]
+    if card.get("privacy"):
+        lines += ["## Privacy", "", card["privacy"]["words"], ""]
     lines += ["## How it was made", "", *_made(card)]
     return "\n".join(lines) + "\n"
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from coterie.compute.compiled import compilations
 from coterie.core.errors import CoterieError
 from coterie.data.federation import Federation, Split, replace_unchecked
-from coterie.engine import Engine
-from coterie.evaluation.metrics import mean
+from coterie.engine import ClientRunner, Engine
+from coterie.engine.autotune import shaped
+from coterie.evaluation.metrics import average
 from coterie.experiment.config import parse_bytes
-from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
+from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
+from coterie.experiment.several.lockstep import memory_for
 from coterie.experiment.simulation import DIVERGED, Simulation
 from coterie.experiment.tuning.journal import Point
+from coterie.experiment.tuning.side_by_side import agree, kind_of, merged_probe, side_by_side
+from coterie.experiment.tuning.space import Values
 from coterie.storage.paged_rows import Store
 from coterie.storage.run_folder import RunFolder
 
@@ -42,66 +48,177 @@ class Engines:
     each: int  # that one of them trains for on average
     choices: Choices
     say: Callable[[str], None]
-    _engine: Engine | None = None
+    _engine: Engine | None = None  # of one candidate
+    _beside: Engine | None = None  # of several side by side
     _compiled: list[int] = dataclasses.field(default_factory=list)  # steps compiled before each candidate
     _settled: bool = False
 
     def engine(self, setup: Setup, sim: Simulation) -> Engine:
-        """Return the engine for a candidate that is about to train."""
+        """Return the engine for a candidate that is about to train alone."""
         self._compiled.append(compilations())
         if self._engine is None:
-            self._engine = self._picked(setup, sim, self.rounds, self.choices)
+            self._engine = self._picked([setup], [sim], self.rounds, self.choices)
         elif self._engine.compiled and not self._settled and len(self._compiled) > 2:
             self._settled = True
             if self._compiled[-1] > self._compiled[-2]:  # the second candidate compiled steps of its own
-                self._engine = self._picked(setup, sim, self.each, Choices())
-        return self._engine.fitted(sim.participants)
+                self._engine = self._picked([setup], [sim], self.each, Choices())
+        if self._engine.compiled:
+            return self._engine.fitted(sim.participants)
+        return shaped(self._engine, *stacked_shape(setup, sim, sim.participants), sim.participants)
 
-    def _picked(self, setup: Setup, sim: Simulation, rounds: int, choices: Choices) -> Engine:
-        start = RunStart(setup, sim, None, rounds)
-        return pick_engine([start], start.probe, self.say, choices)
+    def may_share(self, setups: Sequence[Setup]) -> bool:
+        """Tell whether candidates of one kind may gain by training side by side, and fit into memory together."""
+        compiled = self._engine is not None and self._engine.compiled
+        looped = setups[0].config.engine == "loop" or (self._beside is not None and self._beside.kind == "loop")
+        return len(setups) > 1 and not compiled and not looped and memory_for(setups) >= len(setups)
+
+    def shared(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> Engine | None:
+        """Return the engine for candidates of one kind side by side; None if they are to train one after another.
+
+        They gain nothing side by side where one client's steps are taken at a time, in a loop or by C++. Compiled steps
+        that Python calls would have to be compiled for every number of candidates.
+        """
+        setup, sim = setups[0], sims[0]
+        if self._engine is None:
+            self._engine = self._picked([setup], [sim], self.rounds, self.choices)
+        if not self.may_share(setups):
+            return None
+        kind, agreed = (type(setup.method), sim.task, kind_of(values[0])), self.choices.agreed
+        if kind not in agreed:
+            agreed[kind] = agree(sims, values)
+        if not agreed[kind]:
+            return None
+        if self._beside is None:
+            self._beside = self._engine
+            if self._engine.kind == "loop":  # one candidate is too few to be stacked, or its model is large
+                probe = functools.partial(merged_probe, sims, values)
+                plain = [_uncompiled(each) for each in setups]
+                self._beside = self._picked(plain, sims, -(-self.rounds // len(sims)), Choices(), probe)
+                if self._beside.kind == "loop":
+                    return None
+        participants = sum(each.participants for each in sims)
+        return shaped(self._beside, *stacked_shape(setup, sim, participants), participants)
+
+    def _picked(
+        self,
+        setups: Sequence[Setup],
+        sims: Sequence[Simulation],
+        rounds: int,
+        choices: Choices,
+        probe: Callable[[], Work] | None = None,
+    ) -> Engine:
+        starts = [RunStart(setup, sim, None, rounds) for setup, sim in zip(setups, sims, strict=True)]
+        return pick_engine(starts, probe or starts[0].probe, self.say, choices)
 
 
-def train_until(
-    setup: Setup, states: RunFolder, done: int, until: int, engines: Engines, *, keep: bool
-) -> tuple[tuple[Point, ...], float, str]:
-    """Train a candidate from the end of round `done` to the end of round `until`.
+def _uncompiled(setup: Setup) -> Setup:
+    return dataclasses.replace(setup, config=setup.config.model_copy(update={"compile": False}))
+
+
+class Trainee(NamedTuple):
+    """A candidate that is about to train."""
+
+    setup: Setup  # on a federation from `without_test`
+    states: RunFolder  # where its state is kept between rungs
+    values: Values
+    done: int  # the rounds it has trained for
+
+
+class Trained(NamedTuple):
+    """What a candidate did in a rung."""
+
+    curve: tuple[Point, ...]
+    seconds: float  # its share, if it trained side by side with others
+    diverged: str  # why training stopped; empty: it did not
+
+
+class Train(Protocol):
+    """Trains candidates as `train_until` does, in this process or at the sites."""
+
+    def __call__(self, trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]: ...
+
+
+def train_until(trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]:
+    """Train candidates to the end of round `until`, side by side where that is faster.
 
     Args:
-        setup: the candidate's, on a federation from `without_test`.
-        states: where its state is kept between rungs.
-        done: the rounds it has trained for.
+        trainees: the candidates.
         until: the last round of this rung.
-        engines: picks its engine.
-        keep: write its state at the end, since it may go on.
+        engines: picks their engines.
+        keep: write their states at the end, since they may go on.
 
     Returns:
-        What it scored, the seconds, and why training diverged, if it did.
+        What each of them did.
     """
+    kinds: dict[Hashable, list[int]] = {}
+    for place, trainee in enumerate(trainees):
+        kinds.setdefault(kind_of(trainee.values), []).append(place)
+    found: dict[int, Trained] = {}
+    for places in kinds.values():
+        some = [trainees[place] for place in places]
+        found |= dict(zip(places, _train_alike(some, until, engines, keep=keep), strict=True))
+    return [found[place] for place in range(len(trainees))]
+
+
+def _train_alike(trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]:
+    """Train candidates that differ in numbers only."""
     begin = time.perf_counter()
-    config, federation = setup.config, setup.federation
+    setups, values = [each.setup for each in trainees], [each.values for each in trainees]
+    if engines.may_share(setups):
+        sims = [_begin(trainee) for trainee in trainees]
+        engine = engines.shared(setups, sims, values)
+        if engine is not None:
+            works = [functools.partial(_train, *pair, until, keep) for pair in zip(trainees, sims, strict=True)]
+            done = side_by_side(works, sims, values, engine)
+            share = (time.perf_counter() - begin) / len(done)
+            return [Trained(curve, share, diverged) for curve, diverged in done]
+        del sims  # one state at a time
+    found = []
+    for trainee in trainees:
+        sim = _begin(trainee)
+        curve, diverged = _train(trainee, sim, until, keep, engines.engine(trainee.setup, sim))
+        found.append(Trained(curve, time.perf_counter() - begin, diverged))
+        begin = time.perf_counter()
+    return found
+
+
+def _begin(trainee: Trainee) -> Simulation:
+    setup, federation = trainee.setup, trainee.setup.federation
+    config, states = setup.config, trainee.states
     store = Store(parse_bytes(config.memory) // 2, states.path / "checkpoints")
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
     sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
     sim.heard = config.clients_heard
-    if done:
-        sim.state, _ = states.load(done, sim.state)
+    if trainee.done:
+        sim.state, _ = states.load(trainee.done, sim.state)
+    return sim
+
+
+def _train(
+    trainee: Trainee, sim: Simulation, until: int, keep: bool, engine: ClientRunner
+) -> tuple[tuple[Point, ...], str]:
+    """Train one candidate; return its scores, and why training diverged, if it did."""
     curve: list[Point] = []
-    diverged = ""
+    every = trainee.setup.config.evaluate_every
     try:
-        engine = engines.engine(setup, sim)
-        for number in range(done + 1, until + 1):
+        for number in range(trainee.done + 1, until + 1):
             sim.train(number, engine)
-            if number % config.evaluate_every == 0 or number == until:
+            if number % every == 0 or number == until:
                 scores = sim.evaluate(number, engine, own_only=True)["validation"]
-                curve.append(Point(number, mean(scores[setup.metric]), mean(scores["loss"])))
+                curve.append(point_of(number, trainee.setup, scores))
         if keep:
-            states.save(until, sim.state, None)
+            trainee.states.save(until, sim.state, None)
     except CoterieError as error:
         if not str(error).startswith(DIVERGED):
             raise
-        diverged = str(error)
-    return tuple(curve), time.perf_counter() - begin, diverged
+        return tuple(curve), str(error)
+    return tuple(curve), ""
+
+
+def point_of(round: int, setup: Setup, scores: Mapping[str, Any]) -> Point:
+    """Return what a search keeps of the clients' validation scores after a round."""
+    value, loss = (average(scores[name], setup.config.average) for name in (setup.metric, "loss"))
+    return Point(round, value, loss)
 
 
 def best_of(curve: tuple[Point, ...], sign: int) -> Point | None:

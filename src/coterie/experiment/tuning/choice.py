@@ -1,7 +1,7 @@
 """Choose a method from held-out predictions: the cheapest of those that are as good as the best, if it beats local.
 
 All methods have predicted the same examples, each of which was held out once. Differences come with a paired bootstrap
-over the examples inside each site, as in `coterie.evaluation.benefit`. The rule has two steps:
+over the examples inside each site (`evidence.py`). The rule has two steps:
 
 1. Of all methods within one standard error of the best (of the paired difference), take the cheapest: the one that
    sends least, and of equal ones the first of the panel.
@@ -15,31 +15,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from coterie.core.task import Task
-from coterie.evaluation import Benefit, Predictions, score
-from coterie.evaluation.benefit import Trial, judge, measure_each, sign_of
-from coterie.evaluation.metrics import mean
-
-LOCAL = "local"
-LEVEL = 0.95
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """How much better one method is than another: the mean over sites, positive is better."""
-
-    mean: float
-    low: float
-    high: float
-    error: float  # its standard error
-
-    @property
-    def clear(self) -> bool:
-        """Whether chance does not explain it."""
-        return self.low > 0
+from coterie.evaluation import Benefit, Predictions
+from coterie.evaluation.benefit import benefit_of, sign_of
+from coterie.evaluation.metrics import average
+from coterie.experiment.tuning.evidence import LOCAL, Difference, Evidence, difference, evidence_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,62 +66,32 @@ def choose_method(
         cost: the bytes that each method sends.
         seed: of the bootstrap.
     """
-    sign = sign_of(metric)
-    each = {label: score(task, *predictions, len(names))[metric] for label, predictions in found.items()}
-    scores = {label: mean(values) for label, values in each.items()}
+    return choose(metric, evidence_of(task, metric, found, names, seed=seed), names, cost)
+
+
+def choose(
+    metric: str, found: Evidence, names: Sequence[str], cost: Mapping[str, float], how: str | None = None
+) -> Choice:
+    """Choose a method by what is known of each site; `how` is the average over sites."""
+    sign, order = sign_of(metric), list(found.scores)
+    scores = {label: average(values, how) for label, values in found.scores.items()}
     best = max(scores, key=lambda label: sign * scores[label] if scores[label] == scores[label] else -math.inf)
-    others = [label for label in found if label != best]
-    behind = _differences(task, metric, found, others, best, names, seed, 1)
+    behind = {label: difference(metric, found, label, best, how=how) for label in order if label != best}
     near = [best, *(label for label, lead in behind.items() if -lead.mean <= lead.error)]
-    order = list(found)
     candidate = min(near, key=lambda label: (cost[label], order.index(label)))
-    rivals = [label for label in found if label != LOCAL]
-    trials = _trials(task, metric, found, rivals, LOCAL, names, seed)
-    over_local = {label: _difference(trial, sign, len(rivals)) for label, trial in trials.items()}
+    rivals = [label for label in order if label != LOCAL]
+    over_local = {label: difference(metric, found, label, LOCAL, together=len(rivals), how=how) for label in rivals}
     chosen = candidate if candidate == LOCAL or over_local[candidate].clear else LOCAL
-    rest = [label for label in found if label != chosen]
+    rest = [label for label in order if label != chosen]
     second = max(rest, key=lambda label: sign * scores[label], default="")
-    against = _differences(task, metric, found, [chosen], second, names, seed, 1)[chosen] if second else None
-    benefit = None if candidate == LOCAL else judge(metric, names, [trials[candidate]], seed=seed)
+    against = difference(metric, found, chosen, second, how=how) if second else None
+    benefit = None if candidate == LOCAL else _benefit(metric, found, candidate, names, how)
     return Choice(scores, best, chosen, candidate, second, over_local, against, benefit)
 
 
-def _trials(
-    task: Task,
-    metric: str,
-    found: Mapping[str, Predictions],
-    ours: Sequence[str],
-    other: str,
-    names: Sequence[str],
-    seed: int,
-) -> dict[str, Trial]:
-    if not ours:
-        return {}
-    return measure_each(task, metric, {label: found[label] for label in ours}, found[other], names, seed=seed)
-
-
-def _differences(
-    task: Task,
-    metric: str,
-    found: Mapping[str, Predictions],
-    ours: Sequence[str],
-    other: str,
-    names: Sequence[str],
-    seed: int,
-    number: int,
-) -> dict[str, Difference]:
-    trials = _trials(task, metric, found, ours, other, names, seed)
-    return {label: _difference(trial, sign_of(metric), number) for label, trial in trials.items()}
-
-
-def _difference(trial: Trial, sign: int, number: int) -> Difference:
-    """Return the mean gain with an interval that holds for so many of them together."""
-    with np.errstate(invalid="ignore"):
-        means: NDArray[np.float64] = np.array([mean(column) for column in trial.samples.T])
-    known = means[~np.isnan(means)]
-    gain = mean(sign * (trial.federated - trial.local))
-    if not len(known):
-        return Difference(gain, math.nan, math.nan, math.nan)
-    tail = (1 - LEVEL) / number / 2
-    low, high = np.quantile(known, [tail, 1 - tail])
-    return Difference(gain, float(low), float(high), float(known.std(ddof=1)))
+def _benefit(metric: str, found: Evidence, label: str, names: Sequence[str], how: str | None) -> Benefit:
+    lead = difference(metric, found, label, LOCAL, how=how)
+    both = found.scores[label], found.scores[LOCAL]
+    return benefit_of(
+        metric, names, found.sizes, *both, found.ends[label], found.differing[label], (lead.low, lead.high)
+    )

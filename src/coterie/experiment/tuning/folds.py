@@ -10,7 +10,7 @@ import numpy as np
 
 from coterie.core import rng
 from coterie.core.errors import DataError
-from coterie.data.federation import Federation, Split, replace_unchecked, stratified_order
+from coterie.data.federation import Federation, Index, Split, replace_unchecked, stratified_order
 
 MIN_EXAMPLES = 4  # examples of a site beside its test examples: two to train on, one each to choose and to compare by
 
@@ -31,11 +31,8 @@ def folds_of(federation: Federation, number: int, seed: int) -> list[Federation]
     number = min(number, sizes[smallest] // 2)
     made: list[dict[str, Split]] = [{} for _ in range(number)]
     for name, own in federation.clients.items():
-        known = np.sort(np.concatenate([own.train, own.validation]))
-        labels = None if federation.num_classes is None or federation.y.ndim > 1 else federation.y.cpu().numpy()[known]
-        order = known[stratified_order(len(known), labels, rng.generator(seed, "folds", name))]
-        pieces = np.array_split(order, number)  # in each piece of this order the classes are in proportion
-        share = len(own.validation) / len(known)
+        pieces = pieces_of(federation, name, number, seed)
+        share = len(own.validation) / sizes[name]
         for k in range(number):
             held = pieces[k]
             rest = np.concatenate([piece for other, piece in enumerate(pieces) if other != k])
@@ -43,3 +40,12 @@ def folds_of(federation: Federation, number: int, seed: int) -> list[Federation]
             parts = rest[chosen:], rest[:chosen], held
             made[k][name] = Split(*(np.sort(part).astype(np.int64) for part in parts))
     return [replace_unchecked(federation, clients=clients) for clients in made]
+
+
+def pieces_of(federation: Federation, name: str, number: int, seed: int) -> list[Index]:
+    """Divide a client's training and validation examples into so many parts, in each the classes in proportion."""
+    own = federation.clients[name]
+    known = np.sort(np.concatenate([own.train, own.validation]))
+    labels = None if federation.num_classes is None or federation.y.ndim > 1 else federation.y.cpu().numpy()[known]
+    order = known[stratified_order(len(known), labels, rng.generator(seed, "folds", name))]
+    return [piece.astype(np.int64) for piece in np.array_split(order, number)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,9 +74,9 @@ class SearchFolder:
     def _lines(self) -> Path:
         return self.path / "search.jsonl"
 
-    def add(self, entry: Entry) -> None:
-        """Note that a candidate has done a rung."""
-        files.append(self._lines, [_line(entry)])
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Note that candidates have done a rung: all of them, or none if that fails."""
+        files.append(self._lines, [_line(entry) for entry in entries])
 
     def states(self, method: str, candidate: int) -> RunFolder:
         """Return where the states of a candidate are kept."""

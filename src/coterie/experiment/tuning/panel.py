@@ -16,7 +16,7 @@ from coterie.core.method import Population
 from coterie.data.federation import Federation
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
-from coterie.evaluation.metrics import mean
+from coterie.evaluation.metrics import average
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
@@ -37,7 +37,7 @@ PANEL = ("local", "fedavg", "fedavg-ft", "fedper", "fedmap", "ditto", "ifca")
 class Scored:
     """What a tuned method did on the examples that a fold held out."""
 
-    predictions: Predictions
+    predictions: Predictions | None  # None: they stay at the sites
     bytes_a_round: float  # of all clients together, up and down
     seconds_a_round: float
 
@@ -75,7 +75,7 @@ def score_chosen(search: MethodSearch, federation: Federation, tell: Progress, c
             sent += outcome.bytes_up + outcome.bytes_down
             if number % config.evaluate_every == 0 or number == config.rounds:
                 scores = sim.evaluate(number, engine, own_only=True)["validation"]
-                score = sign_of(setup.metric) * mean(scores[setup.metric])
+                score = sign_of(setup.metric) * average(scores[setup.metric], config.average)
                 if not at or score > standing:
                     best, standing, at = sim.state, score, number
     except CoterieError as error:
@@ -87,7 +87,8 @@ def score_chosen(search: MethodSearch, federation: Federation, tell: Progress, c
 
 def write_scored(path: Path, found: Scored) -> None:
     """Keep what a method did in a fold."""
-    files.write_tensors(path.with_suffix(".safetensors"), found.predictions._asdict())
+    if found.predictions is not None:
+        files.write_tensors(path.with_suffix(".safetensors"), found.predictions._asdict())
     files.write_json(path.with_suffix(".json"), {"bytes": found.bytes_a_round, "seconds": found.seconds_a_round})
 
 
@@ -96,9 +97,10 @@ def read_scored(path: Path) -> Scored | None:
     if not path.with_suffix(".json").exists():
         return None
     about = files.read_json(path.with_suffix(".json"))
-    flat = files.read_tensors(path.with_suffix(".safetensors"))
+    outputs = path.with_suffix(".safetensors")
+    flat = files.read_tensors(outputs) if outputs.exists() else None
     try:
-        return Scored(Predictions(**flat), float(about["bytes"]), float(about["seconds"]))
+        return Scored(None if flat is None else Predictions(**flat), float(about["bytes"]), float(about["seconds"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}.json' cannot be read: {error}") from error
 

@@ -2,8 +2,8 @@
 
 The first candidate is what the user, the data set or the method has set. The next ones lie evenly in the ranges (a
 Kronecker sequence with a random shift), at the same places for every method, so that all try the same step sizes.
-Whatever is proposed depends on the seed, the candidate's number and the earlier scores only, so that a search that was
-stopped goes on as if it had not been.
+Whatever is proposed depends on the seed, the candidate's number, the earlier scores and the candidates that are trained
+at its side, so that a search that was stopped goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from coterie.core import rng
 from coterie.core.errors import CoterieError
 from coterie.experiment.tuning.space import Numbers, Range, Space, Values
 
+GOOD = 4  # one in so many counts as good. With Optuna's one in ten, most of those near the best would count as bad
 SPREAD = 6  # so many are spread evenly before any is proposed from the scores
-# Multiples of these lie evenly in 0..1: the fractional parts of square roots of primes, the golden ratio's first.
-STEPS = tuple(math.sqrt(prime) % 1 for prime in (5, 2, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37))
+# Multiples of these lie evenly in 0..1. Of the first, the golden ratio's fractional part, the first few do already; the
+# others are the fractional parts of square roots of primes.
+STEPS = ((math.sqrt(5) - 1) / 2, *(math.sqrt(prime) % 1 for prime in (2, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37)))
 Tried = Sequence[tuple[Values, float]]  # values and their score, of which more is better
 
 
@@ -34,7 +36,7 @@ def require_optuna() -> ModuleType:
     return optuna
 
 
-def propose(space: Space, tried: Tried, number: int, seed: int, label: str) -> Values:
+def propose(space: Space, tried: Tried, number: int, seed: int, label: str, pending: Sequence[Values] = ()) -> Values:
     """Return the values of candidate `number`, from 1 on (0 is what is set already).
 
     Args:
@@ -43,6 +45,7 @@ def propose(space: Space, tried: Tried, number: int, seed: int, label: str) -> V
         number: of the candidate.
         seed: the seed of the search.
         label: whose search it is.
+        pending: the values of candidates that are trained together with this one, which should not be like them.
     """
     if not space:
         return {}
@@ -52,9 +55,10 @@ def propose(space: Space, tried: Tried, number: int, seed: int, label: str) -> V
     drawn = rng.seed_of(seed, "tune", label, str(number)) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls this sampler's options experimental
-        sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=1, multivariate=True)
+        how = {"n_startup_trials": 1, "multivariate": True, "constant_liar": True, "gamma": lambda n: -(-n // GOOD)}
+        sampler = optuna.samplers.TPESampler(seed=drawn, **how)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.add_trials(frozen_trials(space, tried))
+        study.add_trials([*frozen_trials(space, tried), *_running_trials(space, pending)])
         values: Values = study.ask({name: _distribution(each) for name, each in space.items()}).params
     return values
 
@@ -88,6 +92,15 @@ def frozen_trials(space: Space, tried: Tried) -> list[Any]:
         for values, score in tried
         if all(space[name].holds(values.get(name)) for name in space)
     ]
+
+
+def _running_trials(space: Space, pending: Sequence[Values]) -> list[Any]:
+    """Return candidates without scores as Optuna has them: the sampler stays away from where they are."""
+    optuna = require_optuna()
+    distributions = {name: _distribution(each) for name, each in space.items()}
+    running = {"state": optuna.trial.TrialState.RUNNING, "distributions": distributions}
+    held = [values for values in pending if all(space[name].holds(values.get(name)) for name in space)]
+    return [optuna.trial.create_trial(params=values, **running) for values in held]
 
 
 def importances(space: Space, tried: Tried, seed: int) -> dict[str, float]:

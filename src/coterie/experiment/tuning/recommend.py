@@ -6,26 +6,32 @@ Nothing here looks at the run's test examples, so the run of what is recommended
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from coterie.core import rng
-from coterie.core.errors import ConfigError
+from coterie.core.errors import CheckpointError, ConfigError
 from coterie.core.toml import to_toml
 from coterie.data.distance import class_counts, input_distances, label_distances, label_distances_by_chance
 from coterie.data.federation import Federation, SplitName
+from coterie.evaluation import Benefit
+from coterie.evaluation.benefit import with_current_verdicts
 from coterie.evaluation.metrics import mean
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials
-from coterie.experiment.tuning.choice import Choice, choose_method
+from coterie.experiment.tuning.candidates import Train, train_until
+from coterie.experiment.tuning.choice import Choice, choose
+from coterie.experiment.tuning.evidence import Difference, Evidence, evidence_of
 from coterie.experiment.tuning.folds import folds_of
 from coterie.experiment.tuning.halving import rounds_trained
 from coterie.experiment.tuning.panel import (
@@ -39,6 +45,7 @@ from coterie.experiment.tuning.panel import (
     together,
     write_scored,
 )
+from coterie.experiment.tuning.search import MethodSearch
 from coterie.experiment.tuning.tune import Searches, given_names, run_searches, searches_of, with_local
 from coterie.storage import files
 
@@ -57,8 +64,8 @@ class Look:
     least: int  # examples of the smallest site, test examples not counted
     median: int
     most: int
-    labels: tuple[float, float] | None  # None: a regression
-    inputs: tuple[float, float]
+    labels: tuple[float, float] | None  # None: a regression, or nobody has looked
+    inputs: tuple[float, float] | None  # None: as labels, nobody has looked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,13 +197,18 @@ def prepare_panel(
     folds: int = FOLDS,
     model: Model | None = None,
     head: str | None = None,
+    fixed: Sequence[str] | None = None,
     **settings: Any,
 ) -> Panel:
-    """Resolve and check everything before anything trains; see `recommend` for the arguments."""
+    """Resolve and check everything before anything trains; see `recommend` for the arguments.
+
+    `fixed` names the hyper-parameters that are not searched; by default those that are given.
+    """
     if not isinstance(folds, int) or folds < 2:
         raise ConfigError([f"folds = {folds!r}: give a whole number from 2 on"])
     seed = settings.pop("seed", 0)
     prepared = prepare_trials(with_local(methods), [seed], data, model=model, head=head, **settings)
+    refusals.of_search(prepared.first.config.privacy)
     tried, left_out = suited(prepared.methods, prepared.first)
     group = prepared.first.config.group
     notes = [f"rows that agree in '{group}' may be on both sides of a fold: all scores are somewhat too good"]
@@ -207,7 +219,7 @@ def prepare_panel(
         made,
         left_out,
         trials,
-        given_names(settings),
+        given_names(settings) if fixed is None else list(fixed),
         own,
         notes if group else [],
     )
@@ -215,30 +227,75 @@ def prepare_panel(
     return panel
 
 
-def run_panel(panel: Panel, out: Path | None, *, progress: Progress | None = None) -> Recommendation:
+class Place(Protocol):
+    """Where a panel is tried. Folds count from 1; 0 is the federation with nothing held out."""
+
+    def trainer(self, fold: int) -> Train:
+        """Return what trains the candidates of a fold."""
+
+    def score(
+        self, searches: Sequence[MethodSearch], fold: int, tell: Progress, choices: Choices
+    ) -> Iterator[tuple[str, Scored]]:
+        """Train what each search chose once more, and predict what the fold holds out."""
+
+    def evidence(self, scored: Mapping[str, Sequence[Scored]]) -> Evidence:
+        """Return what all folds together say of each site."""
+
+    def look(self) -> Look:
+        """Describe the sites."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """Try the panel in this process, where all data are."""
+
+    panel: Panel
+
+    def trainer(self, fold: int) -> Train:
+        return train_until
+
+    def score(
+        self, searches: Sequence[MethodSearch], fold: int, tell: Progress, choices: Choices
+    ) -> Iterator[tuple[str, Scored]]:
+        for search in searches:
+            yield search.label, score_chosen(search, self.panel.folds[fold - 1], tell, choices)
+
+    def evidence(self, scored: Mapping[str, Sequence[Scored]]) -> Evidence:
+        setup = self.panel.setup
+        held = {
+            label: together([each.predictions for each in found if each.predictions is not None])
+            for label, found in scored.items()
+        }
+        return evidence_of(setup.task, setup.metric, held, setup.federation.names, seed=setup.config.seed)
+
+    def look(self) -> Look:
+        return look_at(self.panel.setup.federation, self.panel.setup.config.seed)
+
+
+def run_panel(
+    panel: Panel, out: Path | None, *, progress: Progress | None = None, place: Place | None = None
+) -> Recommendation:
     """Try the panel, as far as `out` does not have it, and choose; see `recommend`."""
-    tell = progress or Silent()
+    tell, place = progress or Silent(), place or Here(panel)
     setup = panel.setup
-    with tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out)) as folder:
-        place = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out)) as scratch:
+        folder = Path(scratch)
         scored: dict[str, list[Scored]] = {label: [] for label in panel.prepared.methods}
         choices = Choices(repeats=len(panel.folds), methods=len(scored))
-        for k, fold in enumerate(panel.folds, 1):
+        for k in range(1, len(panel.folds) + 1):
             news = prefixed(tell, f"fold {k}/{len(panel.folds)}")
-            for label, each in _fold(panel, fold, place / f"fold-{k}", news, choices).items():
+            for label, each in _fold(panel, k, folder / f"fold-{k}", news, choices, place).items():
                 scored[label].append(each)
         costs = _costs(scored, setup)
-        held = {label: together([each.predictions for each in found]) for label, found in scored.items()}
-        sent = {label: costs[label].bytes_a_site for label in held}
-        names = setup.federation.names
-        choice = choose_method(setup.task, setup.metric, held, names, sent, seed=setup.config.seed)
+        sent = {label: costs[label].bytes_a_site for label in scored}
+        choice = choose(setup.metric, place.evidence(scored), setup.federation.names, sent, setup.config.average)
         searches = panel.searches(setup.federation, [choice.chosen])
-        run_searches(searches, place / "final", prefixed(tell, "settings of"))
+        run_searches(searches, folder / "final", prefixed(tell, "settings of"), train=place.trainer(0))
         settings = settings_of(searches.chosen(choice.chosen).config, own_data=panel.own_data)
         found = Recommendation(
             choice.chosen,
             settings,
-            look_at(setup.federation, setup.config.seed),
+            place.look(),
             choice,
             costs,
             panel.left_out,
@@ -247,25 +304,65 @@ def run_panel(panel: Panel, out: Path | None, *, progress: Progress | None = Non
             setup.metric,
             None if out is None else out / "federation.toml",
         )
-        if found.path is not None and out is not None:
-            files.write_text(found.path, to_toml(settings))
-            files.write_json(out / "recommendation.json", found.to_json())
+        if out is not None:
+            write(found, out)
     return found
 
 
-def _fold(panel: Panel, fold: Federation, folder: Path, tell: Progress, choices: Choices) -> dict[str, Scored]:
+def write(found: Recommendation, out: Path) -> None:
+    """Write what was found into a folder."""
+    files.write_text(out / "federation.toml", to_toml(found.settings))
+    files.write_json(out / "recommendation.json", found.to_json())
+
+
+def read_recommendation(out: Path) -> Recommendation:
+    """Read what `write` wrote.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    path = out / "recommendation.json"
+    told = files.read_json(path)
+    try:
+        choice = told["choice"]
+        over_local = {label: _difference(each) for label, each in choice["over_local"].items()}
+        over_second = None if choice["over_second"] is None else _difference(choice["over_second"])
+        made = Choice(**{**choice, "over_local": over_local, "over_second": over_second, "benefit": None})
+        if choice["benefit"] is not None:
+            values = {field.name: choice["benefit"][field.name] for field in dataclasses.fields(Benefit)}
+            made = dataclasses.replace(made, benefit=Benefit(**with_current_verdicts(values)))
+        look = Look(
+            **{**told["look"], "labels": _pair(told["look"]["labels"]), "inputs": _pair(told["look"]["inputs"])}
+        )
+        costs = {label: Cost(**each) for label, each in told["costs"].items()}
+        known = {key: told[key] for key in ("method", "settings", "left_out", "budget", "folds", "metric")}
+        return Recommendation(**known, look=look, choice=made, costs=costs, path=out / "federation.toml")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is not a recommendation of this version: {error}") from error
+
+
+def _difference(values: Mapping[str, float | None]) -> Difference:
+    return Difference(**{key: math.nan if value is None else value for key, value in values.items()})
+
+
+def _pair(values: Sequence[float | None] | None) -> tuple[float, float] | None:
+    if values is None:
+        return None
+    low, high = (math.nan if value is None else value for value in values)
+    return low, high
+
+
+def _fold(panel: Panel, k: int, folder: Path, tell: Progress, choices: Choices, place: Place) -> dict[str, Scored]:
     """Return what every method did on the examples that one fold held out."""
-    searches = panel.searches(fold)
-    run_searches(searches, folder, tell, choices)
-    found = {}
-    for label, search in searches.methods.items():
-        path = scored_path(folder, label)
-        known = read_scored(path)
-        if known is None:
-            known = score_chosen(search, fold, tell, choices)
-            write_scored(path, known)
-        found[label] = known
-    return found
+    searches = panel.searches(panel.folds[k - 1])
+    run_searches(searches, folder, tell, choices, place.trainer(k))
+    paths = {label: scored_path(folder, label) for label in searches.methods}
+    found = {label: known for label, path in paths.items() if (known := read_scored(path)) is not None}
+    missing = [search for label, search in searches.methods.items() if label not in found]
+    for label, made in place.score(missing, k, tell, choices):
+        write_scored(paths[label], made)
+        found[label] = made
+    return {label: found[label] for label in searches.methods}
 
 
 def look_at(federation: Federation, seed: int) -> Look:
@@ -286,6 +383,7 @@ def settings_of(config: Config, *, own_data: bool) -> dict[str, Any]:
     values = {key: value for key, value in config.to_file().items() if value is not None}
     fields = Config.model_fields
     values = {key: value for key, value in values.items() if key not in OF_THIS_MACHINE}
+    values = {key: value for key, value in values.items() if value != {}}  # a file does not have empty tables either
     if own_data or values.get("silos"):
         values.pop("data", None)
     return {

@@ -15,11 +15,13 @@ from coterie.evaluation.benefit import sign_of
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
-from coterie.experiment.tuning.candidates import Engines, best_of, train_until
+from coterie.experiment.tuning.candidates import Engines, Train, Trained, Trainee, best_of, train_until
 from coterie.experiment.tuning.halving import Rung, rounds_trained
 from coterie.experiment.tuning.journal import Entry, Point, SearchFolder
-from coterie.experiment.tuning.propose import importances, propose
+from coterie.experiment.tuning.propose import SPREAD, Tried, importances, propose
 from coterie.experiment.tuning.space import MODEL, Space, Values, defaults_of, in_words, with_values
+
+AT_ONCE = SPREAD + 1  # candidates that are proposed, and trained, together: at first those that depend on no score
 
 
 @dataclasses.dataclass
@@ -87,16 +89,17 @@ class MethodSearch:
 
     @property
     def chosen(self) -> Candidate:
-        """The best candidate of the last rung.
+        """The best candidate of the last rung; if all of them diverged there, the best of the rung before, and so on.
 
         Raises:
             CoterieError: none of them could be trained.
         """
-        first = next(iter(self.leaders(len(self.rungs) - 1)), None)
-        if first is None or math.isinf(self.rank(first, -1)[0]):
-            why = next((each.diverged for each in self.candidates if each.diverged), "no validation score is defined")
-            raise CoterieError(f"{self.label}: none of {len(self.candidates)} candidates could be trained ({why})")
-        return first
+        for rung in range(len(self.rungs) - 1, -1, -1):
+            first = next(iter(self.leaders(rung)), None)
+            if first is not None and not math.isinf(self.rank(first, rung)[0]):
+                return first
+        why = next((each.diverged for each in self.candidates if each.diverged), "no validation score is defined")
+        raise CoterieError(f"{self.label}: none of {len(self.candidates)} candidates could be trained ({why})")
 
     def best(self, candidate: Candidate) -> Point | None:
         """Return the best point of a candidate; None if it has none."""
@@ -158,7 +161,12 @@ def apply(setup: Setup, values: Values) -> Setup:
 
 
 def run_search(
-    search: MethodSearch, folder: SearchFolder, done: Sequence[Entry], tell: Progress, choices: Choices
+    search: MethodSearch,
+    folder: SearchFolder,
+    done: Sequence[Entry],
+    tell: Progress,
+    choices: Choices,
+    train: Train | None = None,
 ) -> None:
     """Do what is not done yet of a method's search.
 
@@ -168,6 +176,7 @@ def run_search(
         done: the entries of this method that the journal has.
         tell: receives a "round" for each candidate and rung, numbered by the rounds trained so far.
         choices: engines chosen for other methods.
+        train: trains candidates; by default in this process.
     """
     known = {(entry.candidate, entry.rung): entry for entry in done}
     total = rounds_trained(search.rungs)
@@ -175,12 +184,23 @@ def run_search(
     setup_of = functools.cache(lambda number: apply(search.setup, search.candidates[number].values))
     finished = _rounds_done(search, done)
     tell.start(search.label, finished, total)
+
+    def go_on(numbers: Sequence[int], rung: int) -> None:
+        nonlocal finished
+        for news in _train(search, numbers, rung, known, folder, setup_of, engines, train or train_until):
+            finished += news["rounds"]
+            tell.round({**news, "round": finished}, search.metric)
+
     try:
-        for number in range(search.rungs[0].candidates):
-            entry = known.get((number, 0))
-            values = entry.values if entry else _values(search, number)
-            search.candidates.append(Candidate(number, values))
-            finished = _train(search, number, 0, entry, folder, setup_of, engines, tell, finished)
+        first = range(search.rungs[0].candidates)
+        for numbers in (first[start : start + AT_ONCE] for start in first[::AT_ONCE]):
+            tried = search.tried()
+            for number in numbers:
+                entry = known.get((number, 0))
+                pending = [each.values for each in search.candidates[numbers[0] :]]
+                values = entry.values if entry else _values(search, number, tried, pending)
+                search.candidates.append(Candidate(number, values))
+            go_on(numbers, 0)
         for rung in range(1, len(search.rungs)):
             leaders = search.leaders(rung - 1)
             promoted = [each.number for each in leaders[: search.rungs[rung].candidates]]
@@ -191,54 +211,62 @@ def run_search(
                 f"{search.label}: {len(promoted)} of {len(leaders)} candidates go on after round "
                 f"{search.rungs[rung - 1].rounds}; the best so far has {in_words(best.values)}"
             )
-            for number in promoted:
-                entry = known.get((number, rung))
-                finished = _train(search, number, rung, entry, folder, setup_of, engines, tell, finished)
+            for start in range(0, len(promoted), AT_ONCE):
+                go_on(promoted[start : start + AT_ONCE], rung)
     finally:
         tell.stop()
 
 
-def _values(search: MethodSearch, number: int) -> Values:
+def _values(search: MethodSearch, number: int, tried: Tried, pending: Sequence[Values]) -> Values:
     if number == 0:
         return defaults_of(search.setup, search.space)
-    return propose(search.space, search.tried(), number, search.setup.config.seed, search.label)
+    return propose(search.space, tried, number, search.setup.config.seed, search.label, pending)
 
 
 def _train(
     search: MethodSearch,
-    number: int,
+    numbers: Sequence[int],
     rung: int,
-    entry: Entry | None,
+    known: Mapping[tuple[int, int], Entry],
     folder: SearchFolder,
     setup_of: Callable[[int], Setup],
     engines: Engines,
-    tell: Progress,
-    finished: int,
-) -> int:
-    """Do one candidate's rung, unless the journal has it; return the rounds that are now done."""
-    candidate, until = search.candidates[number], search.rungs[rung].rounds
-    if entry is not None:
-        candidate.add(entry)
-        return finished
-    begun = search.rungs[rung - 1].rounds if rung else 0
-    curve: tuple[Point, ...] = ()
-    seconds, diverged = 0.0, candidate.diverged
-    if not diverged:
-        states = folder.states(search.label, number)
-        start = begun if begun in states.checkpoints() else 0  # a state that was lost is made again
-        keep = rung + 1 < len(search.rungs)
-        curve, seconds, diverged = train_until(setup_of(number), states, start, until, engines, keep=keep)
+    train: Train,
+) -> list[dict[str, Any]]:
+    """Do a rung of some candidates, unless the journal has it; return news of those that were trained."""
+    begun, until = search.rungs[rung - 1].rounds if rung else 0, search.rungs[rung].rounds
+    missing = [number for number in numbers if (number, rung) not in known]
+    # If a stop has left the lines of some of them, all are trained again: others at their side would round differently.
+    alive = [number for number in numbers if not search.candidates[number].diverged] if missing else []
+    trainees = [_trainee(search, number, begun, folder, setup_of) for number in alive]
+    done = train(trainees, until, engines, keep=rung + 1 < len(search.rungs)) if trainees else []
+    results = dict(zip(alive, done, strict=True))
+    made = []
+    for number in missing:
+        candidate = search.candidates[number]
+        curve, seconds, diverged = results.get(number, Trained((), 0.0, candidate.diverged))
         curve = tuple(point for point in curve if point.round > begun)
-    made = Entry(search.label, number, rung, candidate.values, curve, seconds, diverged)
-    folder.add(made)
-    candidate.add(made)
-    finished += until - begun
-    last = search.best(candidate)
-    news: dict[str, Any] = {"round": finished, "info": {}, "seconds": seconds}
-    if last is not None:
-        news["validation"] = {search.metric: [last.value]}
-    tell.round(news, search.metric)
-    return finished
+        made.append(Entry(search.label, number, rung, candidate.values, curve, seconds, diverged))
+    if made:
+        folder.add(made)
+    new = {entry.candidate: entry for entry in made}
+    for number in numbers:
+        search.candidates[number].add(new.get(number) or known[number, rung])
+    return [_news(search, entry, until - begun) for entry in made]
+
+
+def _trainee(
+    search: MethodSearch, number: int, begun: int, folder: SearchFolder, setup_of: Callable[[int], Setup]
+) -> Trainee:
+    states = folder.states(search.label, number)
+    start = begun if begun in states.checkpoints() else 0  # a state that was lost is made again
+    return Trainee(setup_of(number), states, search.candidates[number].values, start)
+
+
+def _news(search: MethodSearch, entry: Entry, rounds: int) -> dict[str, Any]:
+    best = search.best(search.candidates[entry.candidate])
+    news: dict[str, Any] = {"rounds": rounds, "info": {}, "seconds": entry.seconds}
+    return news if best is None else {**news, "validation": {search.metric: [best.value]}}
 
 
 def _rounds_done(search: MethodSearch, done: Sequence[Entry]) -> int:

@@ -18,13 +18,14 @@ from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
 from coterie.experiment.config import TABLES
 from coterie.experiment.pick_engine import Choices
+from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials, run_trials
 from coterie.experiment.several.compare_runs import compare_runs
 from coterie.experiment.several.comparison import Comparison
-from coterie.experiment.tuning.candidates import without_test
+from coterie.experiment.tuning.candidates import Train, without_test
 from coterie.experiment.tuning.halving import rounds_trained, rungs_of
 from coterie.experiment.tuning.journal import SearchFolder
 from coterie.experiment.tuning.propose import require_optuna
@@ -217,6 +218,7 @@ def searches_of(
     """
     if not isinstance(trials, int) or trials < 1:
         raise ConfigError([f"trials = {trials!r}: give a whole number from 1 on"])
+    refusals.of_search(prepared.first.config.privacy)
     check_names(wanted, prepared.methods)
     require_optuna()
     setup = prepared.first
@@ -265,14 +267,16 @@ def run_tuning(
     return Tuning(searches, best, comparison, out)
 
 
-def run_searches(searches: Searches, path: Path, tell: Progress, choices: Choices | None = None) -> None:
+def run_searches(
+    searches: Searches, path: Path, tell: Progress, choices: Choices | None = None, train: Train | None = None
+) -> None:
     """Search all methods, one after another; what the journal in `path` has is not done again."""
     folder = SearchFolder(path)
     done = by_method(folder.begin(searches.about()))
     choices = choices or Choices(methods=len(searches.methods))
     for label, search in searches.methods.items():
         if not search.candidates:
-            run_search(search, folder, done.get(label, []), tell, choices)
+            run_search(search, folder, done.get(label, []), tell, choices, train)
     folder.finish()
 
 

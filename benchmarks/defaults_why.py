@@ -1,0 +1,148 @@
+"""Why some defaults gain less than others in docs/defaults.md: a small experiment for each explanation that it gives.
+
+    COTERIE_DATA=... python benchmarks/defaults_why.py [--only METHOD] [--quick]
+
+For each, what the explanation says should matter is changed, and nothing else. Training alone has the same settings as
+far as it has them (rounds, step size, minibatches). A row is the test metric of the method and of training alone, the
+gain, and where clients are few the gain of each. Digits have two seeds, as in `benchmarks/defaults.py`, and hospitals
+five. What was found is told in benchmarks/defaults.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from defaults import cases
+from torch import Tensor
+
+import coterie
+from coterie.core.batches import Batch, Batches
+from coterie.core.method import Info
+from coterie.core.task import Task
+from coterie.core.training import train
+from coterie.core.tree import Params
+from coterie.evaluation.metrics import mean
+from coterie.methods import PFedVMP
+from coterie.methods.pfedvmp import Server, Up
+
+ALONE = ("rounds", "lr", "local_epochs", "local_steps", "batch_size")  # settings that training alone has as well
+FEW = 8  # clients, whose gains are told one by one
+
+
+@dataclass(frozen=True)
+class Case:
+    settings: Mapping[str, Any]
+    seeds: Sequence[int] = (0, 1)
+
+
+CASES = {
+    "digits, Dirichlet 0.3": Case({"data": "digits", "select": "accuracy"}),
+    "digits, IID": Case({"data": "digits", "partition": "iid", "clients": 10, "select": "accuracy"}),
+    "heart disease": Case(
+        {**next(case.settings for case in cases() if case.name == "heart disease"), "select": "auroc"}, range(5)
+    ),
+    "the demo's hospitals": Case({"data": "hospitals", "select": "auroc"}, range(5)),
+}
+
+
+@dataclass(frozen=True)
+class Following(PFedVMP):
+    """pFedVMP whose centroids grow with the features, so that none can lag: only their direction is the round before's.
+
+    Each is multiplied by the number that brings it nearest to the mean of its class's features in the minibatch.
+    """
+
+    def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
+        anchor = (down.centroid, down.known, torch.tensor(self._strength(task)))
+        theta, loss = train(task, self.optimizer, {**client, **down.body}, batches, anchor=anchor, feature_penalty=near)
+        body = task.sent({name: theta[name] for name in down.body})
+        class_size, mean, spread = self._moments(task, theta, batches.epoch(0))
+        return theta, Up(body, batches.count, class_size, mean, spread), {"loss": loss}
+
+
+def near(features: Tensor, batch: Batch, anchor: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return the distance of features from centroids that are as long as the minibatch's features want them."""
+    centroid, known, strength = anchor
+    here = (batch.mask > 0).to(features.dtype) * known[batch.y]
+    whose = torch.nn.functional.one_hot(batch.y, len(centroid)).to(features.dtype) * here[:, None]
+    total = whose.T @ features.detach()  # [classes, dim]
+    wanted = (total * centroid).sum(1) / (whose.sum(0) * (centroid**2).sum(1)).clamp_min(1e-12)
+    distance = ((features - (wanted[:, None] * centroid)[batch.y]) ** 2).mean(1)
+    return strength * (distance * here).sum() / (batch.mask > 0).sum().clamp_min(1.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    case: str
+    settings: Mapping[str, Any]
+
+
+def rows() -> list[Row]:
+    """Return every run of the experiments, in the order of the explanations."""
+    found = []
+    bodies: list[dict[str, Any]] = [{}, {"rounds": 100}, {"lr": 0.2}, {"rounds": 100, "lr": 0.2}]
+    sizes: list[dict[str, Any]] = [{"local_steps": 10, "batch_size": size} for size in (10, 100)]
+    pulled: list[dict[str, Any]] = [{}, {"prox_steps": 20}, {"lam": 1.0}, *sizes, {"rounds": 100}]
+    maps: list[dict[str, Any]] = [{}, {"pull": 0.5}, {"pull": 1.0}, {"start": "own"}]
+    for case in ("digits, Dirichlet 0.3", "digits, IID"):
+        found += [Row("fedbabu", case, settings) for settings in bodies]
+        found += [Row("pfedme", case, settings) for settings in pulled]
+        for rounds in (30, 100):
+            found += [Row(name, case, {"rounds": rounds}) for name in ("fedper", "pfedvmp", "following")]
+        found.append(Row("pfedbred", case, {}))
+        found.append(Row("local", case, {"local_epochs": 5}))
+    for case in ("heart disease", "the demo's hospitals"):
+        found += [Row("fedmap", case, settings) for settings in maps]
+        found += [Row(name, case, {}) for name in ("fedavg", "fedavg-ft", "ditto", "apfl", "fedamp")]
+    return found
+
+
+def scores(row: Row, quick: bool) -> list[float]:
+    """Return every client's test metric, the mean over seeds."""
+    case = CASES[row.case]
+    settings = {"report": False, **case.settings, **row.settings}
+    settings["evaluate_every"] = max(5, settings.get("rounds", 0) // 10)
+    if quick:
+        settings |= {"rounds": 2, "local_steps": 2, "evaluate_every": 1}
+        settings.pop("local_epochs", None)
+    method: Any = [row.method]
+    if row.method == "following":
+        method = {"following": Following(coterie.SGD(settings.pop("lr", 0.05)))}  # an instance has its step size
+    compared = coterie.compare(method, case.seeds[:1] if quick else case.seeds, **settings)
+    return [mean(list(each)) for each in zip(*compared.scores(row.method), strict=True)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asking = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    asking.add_argument("--only", help="only this method's rows", metavar="METHOD")
+    asking.add_argument("--quick", action="store_true", help="a smoke test: two rounds of two steps, one seed")
+    asked = asking.parse_args(arguments)
+    alone: dict[tuple[str, str], list[float]] = {}
+    print(
+        "| method | federation | settings | scores | alone | gain | of each |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
+    for row in rows():
+        if asked.only and asked.only != row.method:
+            continue
+        same = {name: row.settings[name] for name in ALONE if name in row.settings and row.method != "local"}
+        key = row.case, str(same)
+        if key not in alone:
+            alone[key] = scores(Row("local", row.case, same), asked.quick)
+        found = scores(row, asked.quick)
+        gains = [100 * (one - other) for one, other in zip(found, alone[key], strict=True)]
+        told = ", ".join(f"{name} {value}" for name, value in row.settings.items()) or "defaults"
+        each = ", ".join(f"{gain:+.1f}" for gain in gains) if len(gains) <= FEW else ""
+        numbers = f"{100 * mean(found):.1f} | {100 * mean(alone[key]):.1f} | {mean(gains):+.1f} | {each}"
+        print(f"| {row.method} | {row.case} | {told} | {numbers} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
