@@ -1,6 +1,10 @@
 """What the documents say is true: their code runs, their method obeys the laws."""
 
+import os
 import re
+import subprocess
+import sys
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 import coterie
 from coterie import METHODS, testing
 from coterie.testing import messages
+from tests.cli.commands import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,6 +83,41 @@ def test_the_python_for_own_data_runs():
             space,
         )
         assert list(space["result"].names) == ["north", "south"]
+
+
+TUTORIAL = "docs/first-federation.md"
+
+
+def make_clinics(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    exec(compile(blocks(TUTORIAL)[0], "make_clinics.py", "exec"), {})
+
+
+def commands(path):
+    return re.findall(r"^    (coterie .*|head .*)$", (ROOT / path).read_text(), re.M)
+
+
+def test_the_tutorials_files_are_the_ones_it_shows(tmp_path, monkeypatch):
+    make_clinics(tmp_path, monkeypatch)
+    text = (ROOT / TUTORIAL).read_text()
+    assert "\n".join((tmp_path / "clinics/north.csv").read_text().splitlines()[:3]) in text
+    done = cli(
+        *commands(TUTORIAL)[0].replace("clinics/*.csv", " ".join(sorted(map(str, glob("clinics/*"))))).split()[1:]
+    )
+    assert "\n".join(line.rstrip() for line in done.output.splitlines()) in text
+
+
+@pytest.mark.slow
+def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch):
+    make_clinics(tmp_path, monkeypatch)
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands(TUTORIAL):
+        environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, shell=True, env=environment, text=True, capture_output=True, timeout=600)
+        assert done.returncode == 0, command + done.stdout + done.stderr
+    made = {"schema.toml", "first/report.html", "several/report.html", "advice/federation.toml", "south.onnx"}
+    assert {name for name in made if (tmp_path / name).is_file()} == made
+    assert (tmp_path / "first/clients/lake/model.safetensors").is_file()
 
 
 def test_versions_agree():
