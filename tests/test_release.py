@@ -39,16 +39,16 @@ def run(command: Sequence[str | Path], folder: Path, seconds: float = 900) -> st
 
 def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
-    held = {file.distribution_path for file in wheel.recurse_included_files()}
+    held = {Path(file.distribution_path).as_posix() for file in wheel.recurse_included_files()}
     files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    assert held == {str(path.relative_to(PACKAGE.parent)) for path in files}
+    assert held == {path.relative_to(PACKAGE.parent).as_posix() for path in files}
     assert {"coterie/py.typed", "coterie/compute/replay.cpp", "coterie/report/assets/page.js"} <= held
     assert sum(name.startswith("coterie/settings/") and name.endswith(".toml") for name in held) > 40
 
 
 def test_the_source_archive_can_be_built_and_tested() -> None:
     archive = pytest.importorskip("hatchling.builders.sdist").SdistBuilder(str(ROOT))
-    held = {file.relative_path for file in archive.recurse_included_files()}
+    held = {Path(file.relative_path).as_posix() for file in archive.recurse_included_files()}
     assert {
         "pyproject.toml",
         "LICENSE",
