@@ -107,17 +107,33 @@ def test_the_tutorials_files_are_the_ones_it_shows(tmp_path, monkeypatch):
     assert "\n".join(line.rstrip() for line in done.output.splitlines()) in text
 
 
+def run_as_written(commands):
+    """Run commands in the shell, one after the other; a server that one of them starts ends with it."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
+    for command in commands:
+        done = subprocess.run(command, shell=True, env=environment, text=True, capture_output=True, timeout=600)
+        assert done.returncode == 0, command + done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch):
     make_clinics(tmp_path, monkeypatch)
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in commands(TUTORIAL):
-        environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, shell=True, env=environment, text=True, capture_output=True, timeout=600)
-        assert done.returncode == 0, command + done.stdout + done.stderr
+    run_as_written(commands(TUTORIAL))
     made = {"schema.toml", "first/report.html", "several/report.html", "advice/federation.toml", "south.onnx"}
     assert {name for name in made if (tmp_path / name).is_file()} == made
     assert (tmp_path / "first/clients/lake/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_what_was_simulated_is_what_sites_get(tmp_path, monkeypatch, capsys):
+    make_clinics(tmp_path, monkeypatch)
+    path = "docs/simulation-to-flower.md"
+    (tmp_path / "clinics.toml").write_text(blocks(path, "toml")[0])
+    run_as_written([commands(TUTORIAL)[0], *commands(path)])
+    exec(compile(blocks(path)[0], path, "exec"), {})
+    assert capsys.readouterr().out == "".join(f"{name} True\n" for name in ("children", "east", "north", "south"))
+    assert (tmp_path / "app" / "pyproject.toml").is_file()
 
 
 def test_versions_agree():
