@@ -20,6 +20,7 @@ PACKAGES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "parquet": ("pyarrow",),
     "peers": ("networkx",),
+    "privacy": ("dp-accounting",),
     "images": ("pillow",),
     "huggingface": ("datasets", "flwr-datasets"),
     "figures": ("kaleido",),
