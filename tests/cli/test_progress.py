@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coterie.cli.progress import Bars, Lines
+from coterie.cli.progress import Bars, Lines, watch
 
 
 def record(number, validation=True):
@@ -49,3 +49,12 @@ def test_a_bar_on_a_terminal():
 def _interrupted(bars):
     bars.start("local", 0, 4)
     raise KeyboardInterrupt
+
+
+def test_a_debugger_has_the_terminal_to_itself(monkeypatch):
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with watch(False, measures=False) as usual:
+        assert isinstance(usual, Bars)
+    with watch(False, measures=False, debug=True) as told:
+        assert isinstance(told, Lines)

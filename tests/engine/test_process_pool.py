@@ -101,9 +101,12 @@ def test_a_failing_worker_is_told_with_its_words(workers_keep_their_work: None) 
         raise RuntimeError("the disk is on fire")
 
     pool = ProcessPool(2)
-    with pytest.raises(CoterieError, match="the disk is on fire"):
+    with pytest.raises(CoterieError, match="the disk is on fire") as told:
         pool.map("fail", in_workers(fail), asked(6))
     assert not pool._workers
+    first, where = str(told.value).splitlines()[1:3]  # the line of whoever wrote it, before the whole traceback
+    assert first == "RuntimeError in your code: the disk is on fire"
+    assert "test_process_pool.py" in where
     assert len(pool.map("squares", squares, asked(3))) == 3  # and it can go on
 
 

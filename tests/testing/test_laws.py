@@ -156,7 +156,7 @@ def test_every_option_obeys_the_first_law(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_flags_are_unambiguous(method):
-    names = {hyper.name for hyper in hyper_parameters(METHODS[method])}
+    names = {hyper.key for hyper in hyper_parameters(METHODS[method])}
     optimizers = {hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls)}
     assert not names & (set(Config.model_fields) | optimizers)
     assert all(hyper.help for hyper in hyper_parameters(METHODS[method])), "say what the hyper-parameter means"

@@ -91,6 +91,7 @@ def compare(
             names = names if "local" in names else ["local", *names]
             request.values.setdefault("split_seed", first_seed(numbers, request.values.get("seed")))
         trials = with_problems(request.problems, lambda: prepare_trials(names, numbers, **request.values))
+        stopped.debug = trials.first.config.debug
         searches = None if tune is None else searches_of(trials, tune, {}, given_names(request.values))
         path = out or default_out(trials.first.config.model_copy(update={"method": "compare"}))
         stopped.advice = f"To continue, run the same command with --out {shlex.quote(str(path))}"
@@ -102,7 +103,7 @@ def compare(
                 say(console, line)
             for line in plan_lines(searches) if searches else ():
                 say(console, line)
-        with watch(quiet, measures=measures(trials.first.config)) as progress:
+        with watch(quiet, measures=measures(trials.first.config), debug=trials.first.config.debug) as progress:
             if searches:
                 tuning = run_tuning(searches, path / TUNING, progress=progress, test=False)
                 trials = tuned(trials, tuning)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -9,12 +11,17 @@ from rich.table import Table
 
 def stdout() -> Console:
     """Return a console that prints to standard output."""
-    return Console(markup=False, highlight=False, emoji=False)
+    return Console(markup=False, highlight=False, emoji=False, force_terminal=_terminal())
 
 
 def stderr() -> Console:
     """Return a console that prints to standard error."""
-    return Console(markup=False, highlight=False, emoji=False, stderr=True)
+    return Console(markup=False, highlight=False, emoji=False, force_terminal=_terminal(), stderr=True)
+
+
+def _terminal() -> bool | None:
+    """Tell what is no terminal, though it looks like one: a notebook's cell (!coterie run), which moves no cursor."""
+    return False if "JPY_PARENT_PID" in os.environ else None
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

@@ -27,6 +27,7 @@ PACKAGES = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
     "tune": ("optuna",),
+    "notebook": ("pandas", "nbformat"),
 }
 FASTEST = "all is well: steps are compiled, and C++ repeats them"
 

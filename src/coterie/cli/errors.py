@@ -1,5 +1,6 @@
 """Turns errors into messages and exit codes, never a stack trace.
 
+Where the error is in the user's own code (a method, a model, a loss), the message begins with the user's line.
 The exit code is 2 for a wrong configuration (the message lists all problems at once), 1 for any other problem that the
 user can solve, and 130 after Ctrl-C.
 """
@@ -7,6 +8,7 @@ user can solve, and 130 after Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -15,14 +17,17 @@ import typer
 
 from coterie.cli.console import say, stderr
 from coterie.core.errors import ConfigError, CoterieError, CoterieWarning
+from coterie.core.user_code import explain
 
 T = TypeVar("T")
+DEBUG_ADVICE = "With --debug, breakpoint() stops there, and the whole traceback is shown."
 
 
 class StopMessage:
     """What to print when the user stops the command with Ctrl-C; commands set `advice` as they progress."""
 
     advice = "Nothing was written."
+    debug = False  # whether the run was asked for with --debug
 
 
 @contextlib.contextmanager
@@ -47,6 +52,13 @@ def report_errors() -> Iterator[StopMessage]:
         except KeyboardInterrupt:
             _print(f"Stopped. {stopped.advice}", "yellow")
             raise typer.Exit(130) from None
+        except Exception as error:
+            words = "" if isinstance(error, typer.Exit | typer.Abort) else explain(error)
+            if not words:
+                raise
+            _print(words, "red")
+            _print("".join(traceback.format_exception(error)).strip() if stopped.debug else DEBUG_ADVICE, "dim")
+            raise typer.Exit(1) from None
 
 
 def with_problems(problems: list[str], make: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere (in a notebook, too), nothing when quiet."""
 
 from __future__ import annotations
 
@@ -12,34 +12,24 @@ from rich.progress import Progress as Bar
 from rich.status import Status
 
 from coterie.cli.console import say, stdout
-from coterie.evaluation.metrics import mean
-from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.progress import Progress, Silent, scores
 
 CHOOSING_ENGINE = "choosing the fastest engine, and compiling if that saves time (up to half a minute)"
 BETWEEN_RUNS = "writing results, preparing the next step"
 
 
-def watch(quiet: bool, *, measures: bool) -> contextlib.AbstractContextManager[Progress]:
+def watch(quiet: bool, *, measures: bool, debug: bool = False) -> contextlib.AbstractContextManager[Progress]:
     """Return a progress display for one `with` block.
 
     Args:
         quiet: Show nothing.
         measures: Say that the run begins by measuring engines, which takes a while.
+        debug: Show no bar, since it would be drawn over a debugger's prompt.
     """
     console = stdout()
     if quiet:
         return contextlib.nullcontext(Silent())
-    return Bars(console, measures) if console.is_terminal else Lines(console, measures)
-
-
-def scores(record: dict[str, Any], metric: str) -> str:
-    """Format a round's scores, such as 'loss 0.61 validation balanced_accuracy 0.698'; missing ones are left out."""
-    words = []
-    if "loss" in record["info"]:
-        words.append(f"loss {mean(record['info']['loss']):.4g}")
-    if "validation" in record:
-        words.append(f"validation {metric} {mean(record['validation'][metric]):.3f}")
-    return " ".join(words)
+    return Bars(console, measures) if console.is_terminal and not debug else Lines(console, measures)
 
 
 class Lines:

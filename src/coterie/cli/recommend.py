@@ -63,6 +63,7 @@ def recommend(
         words: dict[str, Any] = {"trials": trials, "folds": folds}
         panel = with_problems(request.problems, lambda: prepare_panel(data, names, **words, **request.values))
         path = out or default_out(panel.setup.config.model_copy(update={"method": "recommend"}))
+        stopped.debug = panel.setup.config.debug
         stopped.advice = f"To continue, run the same command with --out {shlex.quote(str(path))}"
         console = stdout()
         if not quiet:
@@ -70,7 +71,7 @@ def recommend(
             looked = look_lines(look_at(panel.setup.federation, panel.setup.config.seed))
             for line in [*schema_lines(panel.setup.federation), *looked, *plan_lines(panel)]:
                 say(console, line)
-        with watch(quiet, measures=measures(panel.setup.config)) as progress:
+        with watch(quiet, measures=measures(panel.setup.config), debug=panel.setup.config.debug) as progress:
             found = run_panel(panel, path, progress=progress)
         if not quiet:
             say(console, "The run's test examples were not looked at.")

@@ -13,6 +13,7 @@ from coterie.cli.errors import report_errors
 from coterie.cli.progress import watch
 from coterie.cli.run import Bmta, Quiet
 from coterie.cli.tables import print_result
+from coterie.experiment.run import read_config
 from coterie.experiment.run import resume as resume_run
 
 
@@ -51,8 +52,10 @@ def resume(
     """
     with report_errors() as stopped:
         stopped.advice = f"To continue: coterie resume {shlex.quote(str(run))}"
-        measures = (run / "config.toml").exists() and not (run / "engine.json").exists()
-        with watch(quiet, measures=measures) as progress:
+        begun = (run / "config.toml").exists()
+        measures, debug = begun and not (run / "engine.json").exists(), begun and read_config(run).get("debug", False)
+        stopped.debug = debug
+        with watch(quiet, measures=measures and not debug, debug=debug) as progress:
             taking: dict[str, Any] = {"take_home": take_home, "calibrate": calibrate, "threshold": threshold}
             taking |= {"take_home_errors": take_home_errors, "take_home_folds": take_home_folds}
             result = resume_run(run, device=device, progress=progress, **taking)

@@ -65,6 +65,7 @@ def run(
             setup = with_problems(request.problems, lambda: prepare(**request.values))
             if bmta and setup.federation.kind != "classification":
                 raise ConfigError([f"--bmta needs classes, but {setup.config.data} is a {setup.federation.kind}"])
+            stopped.debug = setup.config.debug
             path = out or default_out(setup.config)
             stopped.advice = f"To continue: coterie resume {shlex.quote(str(path))}"
             console = stdout()
@@ -74,8 +75,9 @@ def run(
                     say(console, line)
                 if setup.budget:
                     say(console, setup.budget.sentence())
-                show_first_look(first_look(setup))
-            with watch(quiet, measures=measures(setup.config)) as progress:
+                if not setup.config.debug:  # breakpoints would stop in a rehearsal
+                    show_first_look(first_look(setup))
+            with watch(quiet, measures=measures(setup.config), debug=setup.config.debug) as progress:
                 result = run_setup(setup, path, progress=progress)
         with_profile(result, recorded)
         print_result(console, result, quiet=quiet, bmta=bmta)

@@ -72,6 +72,7 @@ def tune(
         words: dict[str, Any] = {"trials": trials, "search": search or [], "halving": halving}
         searches = with_problems(request.problems, lambda: prepare_searches(names, **words, **request.values))
         path = out or default_out(searches.setup.config.model_copy(update={"method": "tune"}))
+        stopped.debug = searches.setup.config.debug
         stopped.advice = f"To continue, run the same command with --out {shlex.quote(str(path))}"
         console = stdout()
         if not quiet:
@@ -81,7 +82,7 @@ def tune(
             )
             for line in [*schema_lines(searches.setup.federation), *plan_lines(searches)]:
                 say(console, line)
-        with watch(quiet, measures=measures(searches.setup.config)) as progress:
+        with watch(quiet, measures=measures(searches.setup.config), debug=searches.setup.config.debug) as progress:
             tuning = run_tuning(searches, path, progress=progress)
         show(console, chosen_table(tuning))
         if not quiet:

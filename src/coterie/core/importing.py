@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from coterie.core.errors import ConfigError
+from coterie.core.user_code import in_user_code
 
 
 def import_path(path: str, what: str) -> Any:
@@ -22,4 +23,4 @@ def import_path(path: str, what: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError([f"{what} '{path}' cannot be imported: {error}"]) from error
+        raise ConfigError([f"{what} '{path}' cannot be imported: {error}{in_user_code(error)}"]) from error

@@ -23,8 +23,11 @@ class Plain:
         carry = [value.contiguous() for value in carry]
         index, mask, key = steps_first(time, levels)
         select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
-        step = program.function(select)
-        return walk(program, step, carry, aux, (x, y), (index, mask, key))
+        return walk(program, self.steps(program, select), carry, aux, (x, y), (index, mask, key))
+
+    def steps(self, program: Program, select: bool) -> Runner:
+        """Return what is called for each step."""
+        return program.function(select)
 
 
 def steps_first(time: tuple[Tensor, Tensor, Tensor], levels: int) -> tuple[Tensor, Tensor, Tensor]:

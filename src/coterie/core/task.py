@@ -23,6 +23,7 @@ from coterie.core.decode import Decode
 from coterie.core.dropout import KeyedDropout
 from coterie.core.precision import BFloat16
 from coterie.core.tree import Params
+from coterie.core.user_code import in_user_code
 
 Kind = Literal["classification", "regression"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -332,7 +333,8 @@ def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor,
         with torch.no_grad():
             out = task.logits(task.init(), example[:2])
     except Exception as error:
-        raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {error}") from error
+        why = f"{error}{in_user_code(error)}"
+        raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {why}") from error
     if kind == "classification" and (out.ndim < 2 or (num_classes is not None and out.shape[1] < num_classes)):
         raise ValueError(
             f"the model gives outputs of shape {tuple(out.shape)}, but the data has {num_classes} classes: "

@@ -54,7 +54,7 @@ serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 
 # Coterie's settings: see 'coterie run --help' and 'coterie methods {method}'. "" means not set.
-# Settings of the simulator (engine, compile, workers, memory, checkpoint_every) do not apply here.
+# Settings of the simulator (engine, compile, workers, debug, memory, checkpoint_every) do not apply here.
 # To change any of them for one run: flwr run . --run-config "rounds=5 hyper.x=1"
 [tool.flwr.app.config]
 """

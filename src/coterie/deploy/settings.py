@@ -27,6 +27,7 @@ SIMULATION_ONLY = (
     "engine",
     "compile",
     "workers",
+    "debug",
     "memory",
     "device",
     "checkpoint_every",

@@ -24,6 +24,7 @@ from coterie.compute.inductor import compiling_takes
 from coterie.compute.packing import best_width
 from coterie.core.batches import Batches
 from coterie.core.errors import CoterieError
+from coterie.core.user_code import in_user_code
 from coterie.data.federation import Federation
 from coterie.engine.engine import Engine, Rows, chunks
 from coterie.engine.fork_jobs import fan_out
@@ -246,7 +247,9 @@ class _Tuning:
         except Exception as error:
             words = first_line(error)
             if name.startswith("stacked") and len(self.kinds) == 1:
-                raise CoterieError(f"engine 'stacked' cannot run this task ({words}): use --engine auto") from error
+                raise CoterieError(
+                    f"engine 'stacked' cannot run this task ({words}){in_user_code(error)}: use --engine auto"
+                ) from error
             if name.startswith("loop"):
                 raise
             self.notes.append(f"{name} cannot run this task ({words})")

@@ -28,6 +28,7 @@ from coterie import profiling
 from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.core.tree import Tree
+from coterie.core.user_code import explain
 from coterie.engine.shared_message import SharedMessage
 
 Work = Callable[[Tree], Tree]
@@ -181,8 +182,8 @@ class ProcessPool:
                 known = self._known[about["known"]]
                 results = tree.leaves(known.work(_filled(known.like, values)))
                 spans = profiling.taken()
-            except BaseException:
-                error = traceback.format_exc()
+            except BaseException as raised:
+                error = "\n".join(filter(None, [explain(raised), traceback.format_exc()]))  # the user's line first
             reply.write({"error": error, "spans": spans}, results)
             os.write(reported, token)
 

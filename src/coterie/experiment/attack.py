@@ -36,6 +36,7 @@ from coterie.core.errors import ConfigError
 from coterie.core.tree import Params, Tree
 from coterie.data import Federation
 from coterie.engine import Engine
+from coterie.experiment.debugging import debugging
 from coterie.experiment.setup import Data, Model, Setup, prepare
 from coterie.experiment.simulation import Simulation
 from coterie.methods.fields import AnyMethod
@@ -245,9 +246,10 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
         sim.tamper, sim.hostile = tampering(attack, hostile, config.seed), frozenset(hostile)
     compiled = not unavailable() if config.compile is None else config.compile
     engine = Engine("stacked" if config.engine == "auto" else config.engine, compiled)
-    for number in range(1, config.rounds + 1):
-        sim.train(number, engine)
-    scores = np.asarray(sim.evaluate(config.rounds, engine)["test"][setup.metric])
+    with debugging(config):
+        for number in range(1, config.rounds + 1):
+            sim.train(number, engine)
+        scores = np.asarray(sim.evaluate(config.rounds, engine)["test"][setup.metric])
     if attack != ABSENT:
         scores = scores[honest]
     return Attacked(setup.metric, tuple(names[i] for i in honest), tuple(names[i] for i in hostile), scores)

@@ -144,6 +144,9 @@ class Config(BaseModel):
     workers: int | None = Field(
         None, ge=1, description="processes or threads; by default one per core, if that is faster"
     )
+    debug: bool = Field(
+        False, description="find mistakes: clients one by one, uncompiled, in one process and thread: breakpoints stop"
+    )
     device: str = Field("cpu", description="cpu, cuda, cuda:1 or mps: where data and models are kept and steps run")
     bf16: bool = Field(False, description="multiply in bfloat16 during training; parameters stay float32")
     memory: str = Field(
@@ -285,6 +288,7 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+DEBUGGING = {"engine": "loop", "compile": False, "workers": 1}
 PARTITION_SETTINGS = (
     "partition",
     "clients",
@@ -384,6 +388,11 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append("take_home = 'best' needs the models trained alone: leave out reference = false")
     if config.holdout and config.topology != "server":
         problems.append("holdout: a newcomer joins through a server, so it needs topology = 'server'")
+    if config.debug:
+        asked = {"engine": config.engine == "stacked", "compile": config.compile, "workers": (config.workers or 1) > 1}
+        if against := [f"{key} = {getattr(config, key)!r}" for key, other in asked.items() if other]:
+            problems.append(f"debug runs one client at a time in this process: leave out {', '.join(against)}")
+        config = config.model_copy(update=DEBUGGING)
     problems += privacy_problems(config)
     if config.device != "cpu" and config.workers is None:
         config = config.model_copy(update={"workers": 1})

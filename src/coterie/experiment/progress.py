@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from coterie.evaluation.metrics import mean
+
 
 class Progress(Protocol):
     """Receive news of a run as it proceeds; `coterie.cli.progress` shows it on a terminal."""
@@ -28,3 +30,13 @@ class Silent:
     def start(self, label: str, done: int, rounds: int) -> None: ...
     def round(self, record: dict[str, Any], metric: str) -> None: ...
     def stop(self) -> None: ...
+
+
+def scores(record: dict[str, Any], metric: str) -> str:
+    """Format a round's scores, such as 'loss 0.61 validation balanced_accuracy 0.698'; missing ones are left out."""
+    words = []
+    if "loss" in record["info"]:
+        words.append(f"loss {mean(record['info']['loss']):.4g}")
+    if "validation" in record:
+        words.append(f"validation {metric} {mean(record['validation'][metric]):.3f}")
+    return " ".join(words)

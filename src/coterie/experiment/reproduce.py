@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from coterie.core.errors import ConfigError
-from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.notebook import Heard, listener
+from coterie.experiment.progress import Progress
 from coterie.experiment.result import Result
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
@@ -156,7 +157,7 @@ def find_table(name: str) -> Table:
 
 
 def reproduce(
-    name: str, out: Path, *, seeds: int | None = None, rounds: int | None = None, progress: Progress | None = None
+    name: str, out: Path, *, seeds: int | None = None, rounds: int | None = None, progress: Heard = None
 ) -> list[Row]:
     """Run what is still missing of a table under `out`, and write table.md there.
 
@@ -170,21 +171,21 @@ def reproduce(
     Returns:
         One row for each entry of the table.
     """
-    table, tell = find_table(name), progress or Silent()
+    table, tell = find_table(name), listener(progress)
     rows = []
     for entry in table.entries:
         pairs = []
         for seed in range(seeds or table.seeds):
             folder = out / name / f"{entry.label.split(',')[0].replace(' ', '').lower()}-seed{seed}"
             tell.say(f"{table.title}: {entry.label}, seed {seed}")
-            pairs.append(_scores(table, entry, seed, rounds, folder, progress))
+            pairs.append(_scores(table, entry, seed, rounds, folder, tell))
         rows.append(Row(entry.label, entry.paper, [pair[0] for pair in pairs], [pair[1] for pair in pairs]))
     write_text(out / name / "table.md", markdown(name, rows))
     return rows
 
 
 def _scores(
-    table: Table, entry: Entry, seed: int, rounds: int | None, folder: Path, progress: Progress | None
+    table: Table, entry: Entry, seed: int, rounds: int | None, folder: Path, progress: Progress
 ) -> tuple[float, float]:
     done = folder / "scores.json"
     if done.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from coterie.core.tree import Tree
 from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, measure_each, sign_of
 from coterie.evaluation.metrics import METRICS, average, mean
+from coterie.experiment import show
 from coterie.experiment.config import Config
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.references import References
@@ -30,11 +31,12 @@ NO_REFERENCE = (
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """Hold the results of a run.
 
-    `clients` and `rounds` are lists of plain dicts, so `pandas.DataFrame(result.clients)` makes a data frame.
+    `clients` and `rounds` are lists of plain dicts; `to_pandas()` makes a data frame of them. A notebook shows a result
+    as a table with a chart of gains; `plot()` gives plotly figures.
     """
 
     config: Config
@@ -112,6 +114,39 @@ class Result:
         ours, taken = (judge(self.metric, self.names, [found[label]], seed=seed) for label in several)
         self._benefits[self.metric] = ours
         return ours, taken
+
+    def __repr__(self) -> str:
+        config = self.config
+        where = (
+            f"{config.method} on {config.data}, {len(self.clients)} clients, round {self.selected} of {config.rounds}"
+        )
+        return f"<Result of {where}: test {self.metric} {self.mean():.4g}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: a table of the clients and, if there is a local reference, a chart of gains."""
+        return show.result_html(self)
+
+    def plot(self, what: show.What | None = None) -> Any:
+        """Return one of the report's pictures as a plotly figure.
+
+        Args:
+            what: "gain" (each client's gain over training alone), "rounds" (metrics round by round) or "clients" (the
+                spread over clients). By default "gain" or, without a local reference, "rounds".
+
+        Raises:
+            CoterieError: there is no local reference, or no such picture.
+        """
+        return show.result_figure(self, what)
+
+    def to_pandas(self, what: Literal["clients", "rounds"] = "clients") -> Any:
+        """Return a data frame: a row per client at the selected round, or per round and client.
+
+        Raises:
+            CoterieError: pandas is not installed.
+        """
+        if what not in ("clients", "rounds"):
+            raise CoterieError(f"there is no data frame of '{what}'; there are clients, rounds")
+        return show.frame(self.clients if what == "clients" else show.round_rows(self))
 
     def _alone(self) -> Result:
         if self.reference is None:

@@ -17,6 +17,7 @@ from coterie.compute.availability import asked_for_plain
 from coterie.core import client_rows
 from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.core.toml import read_toml, to_toml
+from coterie.core.user_code import naming_users_line
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation import Predictions
@@ -24,9 +25,11 @@ from coterie.evaluation.metrics import METRICS, with_one_nan
 from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
+from coterie.experiment.debugging import debugging
 from coterie.experiment.global_tests import both_tests
+from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
-from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
@@ -55,7 +58,7 @@ def run(
     *,
     model: Model | None = None,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
     profile: bool = False,
     **settings: Any,
 ) -> Result:
@@ -67,7 +70,7 @@ def run(
             `torch.utils.data.Dataset`. By default, eight generated hospitals.
         model: a model's name, an `nn.Module`, or a factory that takes the input shape and the number of outputs.
         out: where to write the run folder; without it, nothing is written.
-        progress: receives news of the run.
+        progress: receives news of the run. By default a notebook shows a bar, and all else nothing; False: nothing.
         profile: record where the time goes. The result's `profile` then has it, and `out` gets a trace.json.
         **settings: the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...)
             and the optimiser's (`optimizer="adam"`, `lr`, ...). `setting="pfedvmp/fmnist-50c-dir0.3"` names a published
@@ -101,7 +104,7 @@ def run_setup(
     setup: Setup,
     out: Path | None,
     *,
-    progress: Progress | None = None,
+    progress: Heard = None,
     resuming: bool = False,
     report: bool = True,
     thread: RunThread | None = None,
@@ -126,10 +129,24 @@ def run_setup(
         CheckpointError: `out` already holds a run and `resuming` is false, or it cannot be read.
         CoterieError: training diverged.
     """
+    with debugging(setup.config):
+        return _run(setup, out, listener(progress), resuming, report, thread, choices)
+
+
+def _run(
+    setup: Setup,
+    out: Path | None,
+    tell: Progress,
+    resuming: bool,
+    report: bool,
+    thread: RunThread | None,
+    choices: Choices | None,
+) -> Result:
+    """Do what `run_setup` says."""
     from coterie.experiment.take_home.onboard import onboard_held_out  # which runs newcomers by `execute`
 
     beside_local = setup.config.reference and setup.config.method != "local"
-    tell, choices = progress or Silent(), choices or Choices(methods=1 + beside_local)
+    choices = choices or Choices(methods=1 + beside_local)
     asked_for_plain()  # complains of a wrong environment before anything is written
     tracking.check(setup.config.track, out)
     with span("run", run=setup.config.method):
@@ -180,7 +197,7 @@ def resume(
     data: Data | None = None,
     model: Model | None = None,
     device: str | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
     **taking: Any,
 ) -> Result:
     """Continue a run from its last intact checkpoint, or read back a finished one.
@@ -227,6 +244,7 @@ def resume(
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
+@naming_users_line()
 def execute(
     setup: Setup,
     out: Path | None,

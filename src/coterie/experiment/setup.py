@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from coterie.core import device, rng
 from coterie.core.errors import ConfigError
 from coterie.core.task import Task, make_task
+from coterie.core.user_code import in_user_code
 from coterie.data import Federation, from_clients, load
 from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
@@ -223,7 +224,8 @@ def _module(model: Any, federation: Federation) -> nn.Module:
     try:
         module = factory(shape, num_outputs(federation))
     except Exception as error:
-        raise ConfigError([f"model '{model}' cannot be built for inputs of shape {shape}: {error}"]) from error
+        why = f"{error}{in_user_code(error)}"
+        raise ConfigError([f"model '{model}' cannot be built for inputs of shape {shape}: {why}"]) from error
     if not isinstance(module, nn.Module):
         raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
     return module

@@ -24,6 +24,7 @@ from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.engine import Central, ClientRunner, Place, Rows, in_order
 from coterie.engine.engine import one_thread, threads_for
 from coterie.evaluation import Predictions, Scores
+from coterie.experiment.divergence import find_divergence
 from coterie.experiment.privacy.site_level import Shares
 from coterie.experiment.scored_examples import PARTS, Examples
 from coterie.methods.fields import AnyMethod
@@ -145,7 +146,7 @@ class Simulation:
             if self.shares is not None:
                 ups = self.shares.apply(self.seed, round, [self.federation.names[i] for i in ids], down, ups)
             ups = ups if self.tamper is None else self.tamper(round, ids, down, ups)
-            self._check(round, ids, ups, info)
+            self._check(round, ids, ups, info, rows_of)
             at = self._at(ids)
             heard, messages = at, ups
             if self.heard is not None:
@@ -365,7 +366,7 @@ class Simulation:
         return _in_pieces(lambda x: self.task.logits(params, x), batches.x, positions)
 
     @timed("aggregate")
-    def _check(self, round: int, ids: list[int], ups: Tree, info: Info) -> None:
+    def _check(self, round: int, ids: list[int], ups: Tree, info: Info, rows_of: Callable[[list[int]], Rows]) -> None:
         """Raise `CoterieError` if a client reports NaN or infinite values."""
         if self.hostile:
             honest = torch.tensor([i not in self.hostile for i in ids])
@@ -377,11 +378,19 @@ class Simulation:
         for leaf in reported:
             bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
             if bool(bad.any()):
-                name = self.federation.names[ids[int(bad.nonzero()[0])]]
-                raise CoterieError(
-                    f"{DIVERGED}: client '{name}' has NaN or infinite values in round {round}. "
-                    "Try a smaller learning rate (--lr); the checkpoints before this round are kept."
-                )
+                raise CoterieError(self._diverged(round, ids[int(bad.nonzero()[0])], rows_of))
+
+    def _diverged(self, round: int, client: int, rows_of: Callable[[list[int]], Rows]) -> str:
+        """Say which client diverged, in which step, and what to try."""
+        found = find_divergence(self.method.local_update, self.task, rows_of([client]))
+        where, advice = (found.in_words(), found.advice()) if found else ("", "")
+        name, lr = self.federation.names[client], getattr(getattr(self.method, "optimizer", None), "lr", None)
+        now = f", now {lr:g}" if isinstance(lr, float | int) else ""
+        return (
+            f"{DIVERGED}: client '{name}' has NaN or infinite values in round {round}{where}. {advice}"
+            f"Try a smaller learning rate (--lr{now}); "
+            "the checkpoints before this round are kept."
+        )
 
 
 def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:

@@ -14,6 +14,7 @@ MAY_DIFFER = (
     "engine",
     "compile",
     "workers",
+    "debug",
     "memory",
     "checkpoint_every",
     "report",

@@ -109,8 +109,12 @@ def gains(groups: Groups, metric: str, colours: Mapping[str, str]) -> Picture | 
             "No client was trained alone for comparison, so there are no gains to show: "
             "add a run of method local on the same data, or run them with --reference."
         )
-    picture = scores.spread(known, metric, colours)
-    made = picture.figure
+    return gain_dots(known, metric, colours)
+
+
+def gain_dots(known: Mapping[str, Array], metric: str, colours: Mapping[str, str]) -> Picture:
+    """Draw each client's gain, [clients], as a dot, with one line per method."""
+    made = scores.spread(known, metric, colours).figure
     made.add_vline(x=0, line={"color": ALONE, "width": 1.5, "dash": "dash"})
     made.update_xaxes(title={"text": f"gain ({'points of ' * is_percent(metric)}{metric_words(metric)})"})
     caption = (

@@ -135,6 +135,7 @@ def test_the_cards_of_many_clients_are_the_same(joined, tmp_path, monkeypatch):
     setup = prepare("fedmap", two_kinds(), holdout=0.2, **QUICK)
     waits = []
     monkeypatch.setattr(files.os, "sync", lambda: waits.append(1))
+    monkeypatch.setattr(files, "SYNC_ONCE_FILES", 1000)
     write_cards(result, setup, tmp_path / "one")
     assert not waits
     monkeypatch.setattr(cards_of, "CARDS_PER_JOB", 2)

@@ -19,7 +19,7 @@ from coterie.experiment.setup import optimizer_values, sort_settings
 from coterie.methods.fields import values_of
 
 
-@with_settings()
+@with_settings("debug")
 def init(
     ctx: typer.Context,
     *,

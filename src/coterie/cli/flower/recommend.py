@@ -28,7 +28,7 @@ from coterie.experiment.tuning.recommend import FOLDS, TRIALS, read_recommendati
 from coterie.methods import METHODS
 
 
-@with_settings("method", "reference")
+@with_settings("method", "reference", "debug")
 def recommend(
     ctx: typer.Context,
     *,

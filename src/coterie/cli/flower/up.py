@@ -23,7 +23,7 @@ from coterie.experiment.setup import prepare
 Limit = Annotated[float, typer.Option(help="give up after this many seconds", metavar="SECONDS")]
 
 
-@with_settings()
+@with_settings("debug")
 def up(
     ctx: typer.Context,
     *,

@@ -28,8 +28,9 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.config import TABLES, Config, resolve
+from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
-from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.progress import Progress
 from coterie.experiment.references import References, references
 from coterie.experiment.run import run_setup, write_report
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
@@ -47,6 +48,7 @@ SETTINGS_NOT_COMPARED = (
     "engine",
     "compile",
     "workers",
+    "debug",
     "memory",
     "checkpoint_every",
     "report",
@@ -96,7 +98,7 @@ def compare(
     model: Model | None = None,
     head: str | None = None,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed.
@@ -108,7 +110,7 @@ def compare(
         model: as for `coterie.run`.
         head: the layer that is the model's head; by default its last linear layer.
         out: a folder in which every run gets a folder. Complete runs in it are not run again, others are resumed.
-        progress: receives news of the runs.
+        progress: as for `coterie.run`.
         **settings: as for `coterie.run`. A hyper-parameter goes to those methods given by name that have it.
 
     Returns:
@@ -177,9 +179,9 @@ def prepare_trials(
     return Trials(built, numbers, first, another, bool(common.get("references")))
 
 
-def run_trials(trials: Trials, out: Path | None, *, progress: Progress | None = None) -> Comparison:
+def run_trials(trials: Trials, out: Path | None, *, progress: Heard = None) -> Comparison:
     """Run what is not complete yet, and compare; see `compare` for `out`, `progress` and the errors."""
-    tell = progress or Silent()
+    tell = listener(progress)
     if out:
         _check_folders(trials, out)
     found: dict[tuple[str, int], Found] = {}

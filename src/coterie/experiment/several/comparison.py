@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,14 @@ from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import VERDICTS, sign_of
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import mean
+from coterie.experiment import show
 from coterie.experiment.references import References
 from coterie.storage.run_folder import FORMAT
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Hold the results of a comparison.
 
@@ -121,6 +122,34 @@ class Comparison:
     def best(self, among: Sequence[str] | None = None) -> str:
         """Return the method with the best average, of all or of those in `among`."""
         return max(among or self.methods, key=lambda method: sign_of(self.metric) * self.mean(method))
+
+    def __repr__(self) -> str:
+        means = ", ".join(f"{method} {self.mean(method):.4g}" for method in self.methods)
+        return f"<Comparison of {len(self.clients)} clients, {len(self.seeds)} seeds: test {self.metric} {means}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: a table of the methods and, if local was compared, a chart of gains."""
+        return show.comparison_html(self)
+
+    def plot(self, what: Literal["gain", "clients"] | None = None) -> Any:
+        """Return one of the report's pictures as a plotly figure.
+
+        Args:
+            what: "gain" (each client's gain over training alone, by method) or "clients" (the spread over clients, by
+                method). By default "gain" or, without local, "clients".
+
+        Raises:
+            CoterieError: local was not compared, or there is no such picture.
+        """
+        return show.comparison_figure(self, what)
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row per method, seed and client.
+
+        Raises:
+            CoterieError: pandas is not installed.
+        """
+        return show.frame(self.rows)
 
     def summary(self) -> dict[str, Any]:
         """Return the content of comparison.json."""

@@ -33,6 +33,7 @@ from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.experiment.conclude import add_benefit
 from coterie.experiment.config import Config, parse_bytes, resolve
+from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
 from coterie.experiment.run import execute, local_like, read_config, write_models
@@ -101,7 +102,7 @@ def onboard(
     name: str | None = None,
     target: str | None = None,
     model: Model | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
 ) -> Result:
     """Let a new site join a finished run, and write its model, its card and a line in onboarded.csv to the run folder.
 
@@ -128,7 +129,7 @@ def onboard(
     if name in finished.names:
         raise ConfigError([f"'{name}' took part in this run: give the newcomer another name with --name"])
     site = _site(run, name, data, target, about, finished.config)
-    result = join(finished, balanced(site) if finished.config.class_weights else site, progress or Silent())
+    result = join(finished, balanced(site) if finished.config.class_weights else site, listener(progress))
     _write(run, finished, result, site)
     return result
 

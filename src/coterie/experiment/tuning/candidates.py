@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from coterie.compute.compiled import compilations
 from coterie.core.errors import CoterieError
+from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner, Engine
 from coterie.engine.autotune import shaped
@@ -138,6 +139,7 @@ class Train(Protocol):
     def __call__(self, trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]: ...
 
 
+@naming_users_line()
 def train_until(trainees: Sequence[Trainee], until: int, engines: Engines, *, keep: bool) -> list[Trained]:
     """Train candidates to the end of round `until`, side by side where that is faster.
 

@@ -13,6 +13,7 @@ import torch
 
 from coterie.core.errors import CheckpointError, CoterieError
 from coterie.core.method import Population
+from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
@@ -56,6 +57,7 @@ def suited(methods: Mapping[str, AnyMethod], setup: Setup) -> tuple[dict[str, An
     return {label: method for label, method in methods.items() if not why[label]}, {k: v for k, v in why.items() if v}
 
 
+@naming_users_line()
 def score_chosen(search: MethodSearch, federation: Federation, tell: Progress, choices: Choices) -> Scored:
     """Train what a search chose once more, and predict the held-out examples at the round that validation selects."""
     setup = dataclasses.replace(search.chosen_setup(search.setup), federation=federation)

@@ -24,9 +24,11 @@ from coterie.evaluation import Benefit
 from coterie.evaluation.benefit import with_current_verdicts
 from coterie.evaluation.metrics import mean
 from coterie.experiment.config import Config
+from coterie.experiment.debugging import debugging
+from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
-from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.candidates import Train, train_until
@@ -53,7 +55,9 @@ TRIALS = 6
 FOLDS = 3
 KNOWN: tuple[SplitName, ...] = ("train", "validation")  # the parts that a recommendation looks at
 # What does not belong into a file that other machines take unchanged.
-OF_THIS_MACHINE = ("engine", "compile", "workers", "memory", "device", "checkpoint_every", "data_dir", "reference")
+OF_THIS_MACHINE = (
+    *("engine", "compile", "workers", "debug", "memory", "device", "checkpoint_every", "data_dir", "reference"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +162,7 @@ def recommend(
     model: Model | None = None,
     head: str | None = None,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
     **settings: Any,
 ) -> Recommendation:
     """Recommend a method for a federation, with its settings.
@@ -272,13 +276,12 @@ class Here:
         return look_at(self.panel.setup.federation, self.panel.setup.config.seed)
 
 
-def run_panel(
-    panel: Panel, out: Path | None, *, progress: Progress | None = None, place: Place | None = None
-) -> Recommendation:
+def run_panel(panel: Panel, out: Path | None, *, progress: Heard = None, place: Place | None = None) -> Recommendation:
     """Try the panel, as far as `out` does not have it, and choose; see `recommend`."""
-    tell, place = progress or Silent(), place or Here(panel)
+    tell, place = listener(progress), place or Here(panel)
     setup = panel.setup
-    with tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out)) as scratch:
+    temporary = tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out))
+    with debugging(setup.config), temporary as scratch:
         folder = Path(scratch)
         scored: dict[str, list[Scored]] = {label: [] for label in panel.prepared.methods}
         choices = Choices(repeats=len(panel.folds), methods=len(scored))

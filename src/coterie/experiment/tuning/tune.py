@@ -17,9 +17,11 @@ from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
 from coterie.experiment.config import TABLES
+from coterie.experiment.debugging import debugging
+from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
-from coterie.experiment.progress import Progress, Silent
+from coterie.experiment.progress import Progress
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.compare import Methods, Trials, prepare_trials, run_trials
@@ -40,7 +42,9 @@ TRIALS = 20
 TUNING = "tuning"  # the folder of the search in that of a comparison
 Wanted = Mapping[str, Range | None] | Sequence[str]
 # Settings that change neither what a candidate scores nor which is chosen.
-NOT_OF_A_SEARCH = ("engine", "compile", "workers", "memory", "checkpoint_every", "report", "track", "device", "bf16")
+NOT_OF_A_SEARCH = (
+    *("engine", "compile", "workers", "debug", "memory", "checkpoint_every", "report", "track", "device", "bf16"),
+)
 
 
 @dataclasses.dataclass
@@ -142,7 +146,7 @@ def tune(
     model: Model | None = None,
     head: str | None = None,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
     **settings: Any,
 ) -> Tuning:
     """Search the settings of methods, and of training alone, with the same budget; then test what was chosen.
@@ -238,7 +242,7 @@ def searches_of(
 
 
 def run_tuning(
-    searches: Searches, out: Path | None, *, progress: Progress | None = None, test: bool = True, report: bool = True
+    searches: Searches, out: Path | None, *, progress: Heard = None, test: bool = True, report: bool = True
 ) -> Tuning:
     """Do the searches, as far as `out` does not have them, and test what was chosen.
 
@@ -249,7 +253,7 @@ def run_tuning(
         test: run what was chosen, and training alone, with all examples.
         report: write a page about the search.
     """
-    tell = progress or Silent()
+    tell = listener(progress)
     with _folder(out) as path:
         run_searches(searches, path, tell)
         best = searches.best
@@ -274,9 +278,10 @@ def run_searches(
     folder = SearchFolder(path)
     done = by_method(folder.begin(searches.about()))
     choices = choices or Choices(methods=len(searches.methods))
-    for label, search in searches.methods.items():
-        if not search.candidates:
-            run_search(search, folder, done.get(label, []), tell, choices, train)
+    with debugging(searches.setup.config):
+        for label, search in searches.methods.items():
+            if not search.candidates:
+                run_search(search, folder, done.get(label, []), tell, choices, train)
     folder.finish()
 
 
@@ -287,7 +292,7 @@ def compare_tuned(
     *,
     trials: int = TRIALS,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Heard = None,
     **settings: Any,
 ) -> Comparison:
     """Tune each method, and training alone, with the same budget, then compare what was chosen over the seeds.
