@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-plain test-all test-browser lint format bench clean
+.PHONY: demo test test-plain test-all test-browser lint format docs bench clean
 
 demo: $(STAMP)
 	$(BIN)/coterie demo
@@ -31,14 +31,19 @@ test-browser: $(STAMP)
 	$(BIN)/python -m pytest tests/report/test_browser.py -m slow -rs
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples mkdocs_hooks.py .ci
+	$(BIN)/ruff check src tests benchmarks examples mkdocs_hooks.py .ci
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests benchmarks examples
-	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples mkdocs_hooks.py .ci
+	$(BIN)/ruff check --fix src tests benchmarks examples mkdocs_hooks.py .ci
+
+# The site, in site/: a warning, a broken link or anchor, or a page that needs another host is an error.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # All of benchmarks/, in under 15 minutes on two cores; writes docs/performance.md.
 bench: $(STAMP)
@@ -50,4 +55,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,10 @@
 """What the documents say is true: their code runs, their method obeys the laws."""
 
+import os
 import re
+import subprocess
+import sys
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 import coterie
 from coterie import METHODS, testing
 from coterie.testing import messages
+from tests.cli.commands import cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -80,10 +85,63 @@ def test_the_python_for_own_data_runs():
         assert list(space["result"].names) == ["north", "south"]
 
 
+TUTORIAL = "docs/first-federation.md"
+
+
+def make_clinics(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    exec(compile(blocks(TUTORIAL)[0], "make_clinics.py", "exec"), {})
+
+
+def commands(path):
+    return re.findall(r"^    (coterie .*|head .*)$", (ROOT / path).read_text(), re.M)
+
+
+def test_the_tutorials_files_are_the_ones_it_shows(tmp_path, monkeypatch):
+    make_clinics(tmp_path, monkeypatch)
+    text = (ROOT / TUTORIAL).read_text()
+    assert "\n".join((tmp_path / "clinics/north.csv").read_text().splitlines()[:3]) in text
+    done = cli(
+        *commands(TUTORIAL)[0].replace("clinics/*.csv", " ".join(sorted(map(str, glob("clinics/*"))))).split()[1:]
+    )
+    assert "\n".join(line.rstrip() for line in done.output.splitlines()) in text
+
+
+def run_as_written(commands):
+    """Run commands in the shell, one after the other; a server that one of them starts ends with it."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
+    for command in commands:
+        done = subprocess.run(command, shell=True, env=environment, text=True, capture_output=True, timeout=600)
+        assert done.returncode == 0, command + done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch):
+    make_clinics(tmp_path, monkeypatch)
+    run_as_written(commands(TUTORIAL))
+    made = {"schema.toml", "first/report.html", "several/report.html", "advice/federation.toml", "south.onnx"}
+    assert {name for name in made if (tmp_path / name).is_file()} == made
+    assert (tmp_path / "first/clients/lake/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_what_was_simulated_is_what_sites_get(tmp_path, monkeypatch, capsys):
+    make_clinics(tmp_path, monkeypatch)
+    path = "docs/simulation-to-flower.md"
+    (tmp_path / "clinics.toml").write_text(blocks(path, "toml")[0])
+    run_as_written([commands(TUTORIAL)[0], *commands(path)])
+    exec(compile(blocks(path)[0], path, "exec"), {})
+    assert capsys.readouterr().out == "".join(f"{name} True\n" for name in ("children", "east", "north", "south"))
+    assert (tmp_path / "app" / "pyproject.toml").is_file()
+
+
 def test_versions_agree():
-    assert f'version = "{coterie.__version__}"' in (ROOT / "pyproject.toml").read_text()
-    assert f"version: {coterie.__version__}" in (ROOT / "CITATION.cff").read_text()
-    assert f"## {coterie.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    """The version is written in `coterie`; a version that is not released yet says so in the list of changes."""
+    version, _, unreleased = coterie.__version__.partition(".dev")
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0].startswith(version + " (unreleased)" if unreleased else version)
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M) == [coterie.__version__]
 
 
 def test_what_is_claimed_of_other_versions_was_run():

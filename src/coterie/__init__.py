@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from coterie.experiment.tuning.tune import tune as tune
     from coterie.methods import METHODS as METHODS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"  # the only place: pyproject.toml reads it from here
 
 _WHERE = {
     "METHODS": "methods",

@@ -63,4 +63,5 @@ def test_what_compiling_raises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_extra_for_users_is_told() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert PACKAGES.keys() == extras.keys() - {"ray", "browser", "dev"}  # which are for simulations of Flower and tests
+    others = {"ray", "browser", "dev", "docs"}  # for simulations of Flower, tests and the site
+    assert PACKAGES.keys() == extras.keys() - others

@@ -20,12 +20,14 @@ PACKAGES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "parquet": ("pyarrow",),
     "peers": ("networkx",),
+    "privacy": ("dp-accounting",),
     "images": ("pillow",),
     "huggingface": ("datasets", "flwr-datasets"),
     "figures": ("kaleido",),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
     "tune": ("optuna",),
+    "notebook": ("pandas", "nbformat"),
 }
 FASTEST = "all is well: steps are compiled, and C++ repeats them"
 
