@@ -31,3 +31,19 @@ def test_an_app_says_all_and_reads_itself_back(tmp_path):
     for part in ("server_app", "client_app"):
         compile((out / "my_federation" / f"{part}.py").read_text(), part, "exec")
     assert server_app() is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"privacy": "record", "noise": 1.0}, "not together with privacy"),
+        ({"deploy.recommend": "local,fedavg"}, "one by one"),
+    ],
+)
+def test_secure_sums_go_with_neither_privacy_nor_a_recommendation(more, words):
+    with pytest.raises(ConfigError, match=words):
+        settings.read(
+            {"method": "fedavg", "data": "digits", "deploy.secure": True, "deploy.sites": 4, **more},
+            own_data=False,
+            own_model=False,
+        )

@@ -150,3 +150,14 @@ def test_the_data_set_has_the_clients_that_sites_are(tmp_path):
     assert torch.equal(own.x[own.split(0).train], whole.x[whole.split(2).train])
     with pytest.raises(ConfigError, match="no client 'x'"):
         site_data(setup.config, {}, "x", None)
+
+
+def test_sites_find_their_own_noise_for_the_epsilon_that_was_asked_for():
+    """The noise of a simulation counts other clients, and only the rounds in which they are drawn."""
+    setup = prepare("fedavg", "hospitals", rounds=4, epsilon=8.0, clients_per_round=2)
+    some = part_of(setup, 3)
+    assert setup.config.noise is not None
+    assert some.config.noise is None
+    assert some.config.epsilon == 8.0
+    assert some.budget is not None
+    assert some.budget.epsilons == dict.fromkeys(some.federation.names, 8.0)

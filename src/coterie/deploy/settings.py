@@ -130,11 +130,13 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         problems += [f"deploy.{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors()]
     if config is not None and method is not None and settings is not None and settings.secure:
         problems += agreement.problems(config, method, settings.rules().number)
-        if config.privacy == "site-central":
+        if config.privacy is not None:
             problems.append(
-                "deploy.secure: with privacy = 'site-central' the server clips every site's message, and now it cannot "
-                "see them: use 'site-local' or 'record'"
+                "deploy.secure: not together with privacy yet: a round that a killed server begins again would be "
+                "trained, and counted, twice. Leave one of them out"
             )
+        if settings.panel():
+            problems.append("deploy.secure: a recommendation compares the sites' messages one by one: leave secure out")
     if problems or config is None or method is None or settings is None:
         raise ConfigError(problems)
     resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}

@@ -124,6 +124,7 @@ class Site:
                 return self._repeat(previous, answer, message, store)
             if (message.life, message.round) <= (previous.life, previous.round):
                 raise Refused("replay", f"round {message.round}, after an answer for round {previous.round}")
+        self._check_promises(message)
         if isinstance(message, messages.Tries):
             reply, body = site_trials.try_all(self, envelope, message, store)
             answer = self._sign(reply, wire.encode(body))
@@ -150,6 +151,15 @@ class Site:
             return self._offer(envelope, message, store)
         assert isinstance(message, messages.Round)
         return self._round(envelope, message, store)
+
+    def _check_promises(self, message: ToSite) -> None:
+        """Refuse what would send a message that is not masked, or tell of data beside what privacy has planned."""
+        trial = isinstance(message, messages.Tries | messages.Judge)
+        peers = self.config.topology != "server" and isinstance(message, messages.Ask | messages.Offer | messages.Round)
+        if self.secure and (trial or peers):
+            raise Refused("masks", "this site sends what is summed securely, and nothing else")
+        if trial and self.config.privacy is not None:
+            raise Refused("unlike", "with privacy, a site takes part in no search: its budget is that of one training")
 
     def _repeat(self, previous: Reply, answer: Envelope, message: ToSite, store: Store) -> Envelope:
         """Return the stored answer; it is signed again if the server has restarted since."""

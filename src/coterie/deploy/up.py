@@ -249,10 +249,13 @@ def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
         raise ConfigError([f"--sites {sites}: {setup.config.data} has {len(whole.names)} clients"])
     names = whole.names[:sites] if isinstance(sites, int) else sites
     some = dataclasses.replace(whole, clients={name: whole.clients[name] for name in names})
-    config = setup.config.model_copy(update={"average": setup.config.average or AVERAGE})
-    return dataclasses.replace(
-        setup, config=config, federation=some, peers=make_peers(setup.config.topology, some.names, setup.config.seed)
-    )
+    config, budget = setup.config.model_copy(update={"average": setup.config.average or AVERAGE}), setup.budget
+    if budget is not None and config.epsilon is not None:
+        # That noise is for a simulation of all clients; each site finds its own, to spend no more than epsilon.
+        epsilon, config = config.epsilon, config.model_copy(update={"noise": None})
+        budget = dataclasses.replace(budget, epsilons=dict.fromkeys(names, epsilon))
+    peers = make_peers(config.topology, some.names, config.seed)
+    return dataclasses.replace(setup, config=config, federation=some, peers=peers, budget=budget)
 
 
 def app_config(folder: Path) -> dict[str, Any]:

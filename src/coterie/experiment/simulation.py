@@ -143,9 +143,12 @@ class Simulation:
         threads = threads_for(tuple(rows for _, rows in results))
         with threads, on(self.federation.x.device):
             clients, ups, info = in_order(results, ids)
-            if self.shares is not None:
-                ups = self.shares.apply(self.seed, round, [self.federation.names[i] for i in ids], down, ups)
+            names = [self.federation.names[i] for i in ids]
+            if self.shares is not None and self.shares.level != "site-central":
+                ups = self.shares.apply(self.seed, round, names, down, ups)
             ups = ups if self.tamper is None else self.tamper(round, ids, down, ups)
+            if self.shares is not None and self.shares.level == "site-central":  # a server clips false messages, too
+                ups = self.shares.apply(self.seed, round, names, down, ups)
             self._check(round, ids, ups, info, rows_of)
             at = self._at(ids)
             heard, messages = at, ups

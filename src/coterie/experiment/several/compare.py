@@ -39,9 +39,10 @@ from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_loc
 from coterie.experiment.silos import check_files
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import rewrite_cards
+from coterie.experiment.take_home.held_out import tiny_clients
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of, suggest
 from coterie.storage import files
-from coterie.storage.run_folder import COMPLETE, VALIDATION, RunFolder, model_file, safe_name
+from coterie.storage.run_folder import COMPLETE, HELD_OUT, VALIDATION, RunFolder, model_file, safe_name
 
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
 SETTINGS_NOT_COMPARED = (
@@ -160,6 +161,8 @@ def prepare_trials(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
+    if "local" not in chosen:
+        common["take_home"] = "federated"  # there is nothing to choose from, whatever the data's default is
 
     def setup(seed: int, given: Data | None = data) -> Setup:
         made = prepare(next(iter(built.values())), given, model=model, head=head, seed=seed, **common)
@@ -258,14 +261,16 @@ def _run_or_read(
     for seed, setup in setups.items():
         folder, name = folders[seed], f"{label} seed {seed}"
         begun = folder is not None and (folder / "config.toml").exists()
-        needed = [*COMPLETE, *([f"{VALIDATION}.safetensors"] if adopt.wanted(setup.config) else [])]
+        cross_validated = bool(tiny_clients(setup))
+        kept = [VALIDATION] * adopt.wanted(setup.config) + [HELD_OUT] * cross_validated
+        needed = [*COMPLETE, *(f"{name}.safetensors" for name in kept)]
         if folder is None or not (begun and all((folder / file).exists() for file in needed)):
             todo.append(Run(name, setup, folder, begun))
             continue
         tell.say(f"{name}: already complete")
         reader, choosing = RunFolder(folder), adopt.wanted(setup.config)
         validation = reader.read_predictions(VALIDATION) if choosing else None
-        held_out = reader.read_held_out() if choosing else None
+        held_out = reader.read_held_out() if cross_validated else None
         found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation, held_out)
         _check_same_data(setup, folder, found[seed].rows, found[seed].predictions)
     for runs in group_by_engine(todo) if together else [[run] for run in todo]:
@@ -348,9 +353,8 @@ def _check_folders(trials: Trials, out: Path) -> None:
             check_files(folder)
             there = read_toml(folder / "config.toml")
             here = tomllib.loads(to_toml(trials.config(label, seed).to_file()))
-            different = [
-                key for key in {**here, **there} if key not in SETTINGS_NOT_COMPARED and here.get(key) != there.get(key)
-            ]
+            skipped = {*SETTINGS_NOT_COMPARED, *(["noise"] if "epsilon" in here else [])}  # epsilon finds each seed's
+            different = [key for key in {**here, **there} if key not in skipped and here.get(key) != there.get(key)]
             if different:
                 listed = ", ".join(f"{key} = {there.get(key)!r}, not {here.get(key)!r}" for key in different)
                 raise CheckpointError(f"'{folder}' holds a run with other settings ({listed}): name another folder")

@@ -160,6 +160,8 @@ def join(finished: Finished, site: Federation, tell: Progress) -> Result:
     place = Guest(task, newcomer, row)
     alone_there = {"fraction": 1.0, "clients_per_round": None, "clients_heard": None, "holdout": 0.0}
     engine = {"engine": "loop", "compile": False, "workers": 1}
+    # It sends nothing that others would read, and what it takes home is not chosen here.
+    engine |= {"privacy": None, "epsilon": None, "noise": None, "take_home": "federated"}
     config = finished.config.model_copy(update=alone_there | engine)
     begun = task.beginning(newcomer.params, newcomer.only)
     result = execute(Setup(config, method, site, begun, finished.metric, place), None, tell, resume=False)

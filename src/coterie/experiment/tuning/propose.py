@@ -19,6 +19,7 @@ from coterie.core.errors import CoterieError
 from coterie.experiment.tuning.space import Numbers, Range, Space, Values
 
 GOOD = 4  # one in so many counts as good. With Optuna's one in ten, most of those near the best would count as bad
+MIN_FOR_IMPORTANCES = 4  # scores, below which nothing is said of what mattered
 SPREAD = 6  # so many are spread evenly before any is proposed from the scores
 # Multiples of these lie evenly in 0..1. Of the first, the golden ratio's fractional part, the first few do already; the
 # others are the fractional parts of square roots of primes.
@@ -108,11 +109,11 @@ def importances(space: Space, tried: Tried, seed: int) -> dict[str, float]:
 
     Hutter, Hoos and Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance", ICML 2014.
     """
+    if len(tried) < MIN_FOR_IMPORTANCES or len({score for _, score in tried}) < 2:
+        return {}
     optuna = require_optuna()
     study = optuna.create_study(direction="maximize")
     study.add_trials(frozen_trials(space, tried))
-    if len(study.trials) < 4 or len({trial.value for trial in study.trials}) < 2:
-        return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)

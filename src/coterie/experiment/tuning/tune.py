@@ -30,7 +30,7 @@ from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.tuning.candidates import Train, without_test
 from coterie.experiment.tuning.halving import rounds_trained, rungs_of
 from coterie.experiment.tuning.journal import SearchFolder
-from coterie.experiment.tuning.propose import require_optuna
+from coterie.experiment.tuning.propose import MIN_FOR_IMPORTANCES, require_optuna
 from coterie.experiment.tuning.search import MethodSearch, by_method, run_search
 from coterie.experiment.tuning.space import MODEL, Range, check_names, parse_wanted, space_of
 from coterie.methods.fields import AnyMethod
@@ -224,7 +224,8 @@ def searches_of(
         raise ConfigError([f"trials = {trials!r}: give a whole number from 1 on"])
     refusals.of_search(prepared.first.config.privacy)
     check_names(wanted, prepared.methods)
-    require_optuna()
+    if trials >= MIN_FOR_IMPORTANCES:  # fewer are spread evenly, and nothing is asked of their scores
+        require_optuna()
     setup = prepared.first
     blind = dataclasses.replace(setup, federation=without_test(setup.federation))
     rungs = rungs_of(trials, setup.config.rounds, halving=halving)
