@@ -10,11 +10,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from coterie.cli.console import say, stderr, stdout
 from coterie.cli.errors import report_errors
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.extensions import suggest
 from coterie.data import SOURCES
 from coterie.data.download.catalogue import DOWNLOADS
 from coterie.data.download.fetch import get
 from coterie.data.download.locations import destination
-from coterie.methods.fields import suggest
 
 
 def data_get(

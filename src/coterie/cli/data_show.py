@@ -12,12 +12,12 @@ from rich.table import Table
 from coterie.cli.console import say, show, stdout
 from coterie.cli.errors import report_errors
 from coterie.core.errors import ConfigError
+from coterie.core.extensions import suggest
 from coterie.data import SOURCES
 from coterie.data.partition import PARTITIONS
 from coterie.experiment.config import resolve
 from coterie.experiment.settings import find_setting, settings
 from coterie.experiment.setup import make_federation
-from coterie.methods.fields import suggest
 from coterie.storage import files
 
 

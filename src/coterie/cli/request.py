@@ -15,11 +15,12 @@ import typer
 
 from coterie.cli.flags import is_switch
 from coterie.core.errors import ConfigError
+from coterie.core.extensions import suggest
 from coterie.core.toml import read_toml
 from coterie.experiment.config import Config
 from coterie.experiment.settings import RIVALS, named_by
 from coterie.methods import METHODS
-from coterie.methods.fields import Hyper, find_method, hyper_parameters, suggest
+from coterie.methods.fields import Hyper, find_method, hyper_parameters
 
 
 class Request:

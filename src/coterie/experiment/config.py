@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.core.device import parse as parse_device
 from coterie.core.errors import ConfigError
+from coterie.core.extensions import suggest
 from coterie.core.optimizers import OPTIMIZERS
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
@@ -28,7 +29,7 @@ from coterie.experiment import silos as silo_settings
 from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
-from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters, suggest
+from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters
 from coterie.models import find_model
 from coterie.parts import robust
 

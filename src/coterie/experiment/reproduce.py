@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from coterie.core.errors import ConfigError
+from coterie.core.extensions import suggest
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress
 from coterie.experiment.result import Result
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
-from coterie.methods.fields import suggest
 from coterie.storage.files import read_json, write_json, write_text
 
 Score = Callable[

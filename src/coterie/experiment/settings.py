@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from coterie.core.errors import ConfigError
-from coterie.methods.fields import suggest
+from coterie.core.extensions import suggest
 
 # Pairs of settings of which only one can be given.
 RIVALS = {"local_epochs": "local_steps", "fraction": "clients_per_round", "data": "silos"}

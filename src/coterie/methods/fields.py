@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,7 +11,8 @@ import pydantic
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from coterie.core.importing import import_path
+from coterie.core.errors import ConfigError
+from coterie.core.extensions import find, suggest
 from coterie.core.method import Method
 from coterie.core.optimizers import OPTIMIZERS, Optimizer
 from coterie.core.search import Search, Unsearched
@@ -114,19 +114,20 @@ def hyper_parameters(cls: type) -> list[Hyper]:
 
 
 def find_method(name: str) -> tuple[type[AnyMethod] | None, list[str]]:
-    """Find a method by its name in METHODS, or a user's own by its import path `package.module:Class`.
+    """Find a method by its name, which an installed package may have added, or by its import path.
 
     Returns:
         The class, or None, and problems: sentences that say why there is none, and what to do.
     """
     if name in METHODS:
         return METHODS[name], []
-    if ":" in name:
-        found: Any = import_path(name, "method")
-        if dataclasses.is_dataclass(found) and isinstance(found, type) and issubclass(found, Method):
-            return found, []
-        return None, [f"method '{name}' is not a dataclass that extends coterie.Method"]
-    return None, [f"there is no method '{name}'{suggest(name, METHODS)}; there are {', '.join(METHODS)}"]
+    try:
+        found: Any = find("method", name, METHODS)
+    except ConfigError as error:
+        return None, error.problems
+    if dataclasses.is_dataclass(found) and isinstance(found, type) and issubclass(found, Method):
+        return found, []
+    return None, [f"method '{name}' is not a dataclass that extends coterie.Method"]
 
 
 def build(cls: Any, values: Mapping[str, Any], owner: str, **fixed: Any) -> tuple[Any, list[str]]:
@@ -161,12 +162,6 @@ def build_optimizer(values: Mapping[str, Any]) -> tuple[Optimizer | None, list[s
         return None, [f"there is no optimizer '{name}'{suggest(name, OPTIMIZERS)}; there are {', '.join(OPTIMIZERS)}"]
     rest = {key: value for key, value in values.items() if key != "name"}
     return build(OPTIMIZERS[name], rest, f"optimizer {name}")
-
-
-def suggest(name: str, known: Any) -> str:
-    """Return " (did you mean '...'?)" if one of the `known` names is close to `name`, and else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def values_of(instance: Any) -> dict[str, Any]:

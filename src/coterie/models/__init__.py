@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from coterie.core.errors import ConfigError
-from coterie.core.importing import import_path
+from coterie.core.extensions import find, with_options
 from coterie.models.alexnet import alexnet_bn
 from coterie.models.convolutions import cnn, cnn2, cnn_bn, lenet
 from coterie.models.lstm import lstm
@@ -37,33 +37,30 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def find_model(name: str) -> Factory:
-    """Find a model by name, with options after colons (`cnn:features=128`), or by import path `package.module:factory`.
+    """Find a model by name or import path `package.module:factory`, with options after colons (`cnn:features=128`).
 
     Raises:
         ConfigError: There is no such model, or it does not have these options.
     """
-    base, *words = name.split(":")
-    own_module = (
-        words and "=" not in name and importlib.util.find_spec(base) is not None
-    )  # such as the user's own cnn.py
-    if base in MODELS and not own_module:
-        return functools.partial(MODELS[base], **_options(name, words)) if words else MODELS[base]
-    if words:
-        factory: Any = import_path(name, "model")
-        return factory  # type: ignore[no-any-return]
-    raise ConfigError(
-        [f"there is no model '{name}'; there are {', '.join(MODELS)}, or your own as package.module:factory"]
-    )
+    first, colon, rest = name.partition(":")
+    if first in MODELS and colon and "=" not in rest and importlib.util.find_spec(first):  # the user's own cnn.py
+        return find("model", name, {})
+    factory, words = with_options("model", name, MODELS)
+    return functools.partial(factory, **_options(name, factory, words)) if words else factory
 
 
 def options_of(model: str) -> dict[str, Any]:
     """Return the options of one of `MODELS` with their defaults."""
-    parameters = inspect.signature(MODELS[model]).parameters.values()
+    return _defaults(MODELS[model])
+
+
+def _defaults(factory: Callable[..., nn.Module]) -> dict[str, Any]:
+    parameters = inspect.signature(factory).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-def _options(name: str, words: list[str]) -> dict[str, Any]:
-    known = options_of(name.partition(":")[0])
+def _options(name: str, factory: Callable[..., nn.Module], words: list[str]) -> dict[str, Any]:
+    known = _defaults(factory)
     problems, values = [], dict[str, Any]()
     for word in words:
         key, equals, text = word.partition("=")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.extensions import suggest
 from coterie.data.federation import Index
 from coterie.data.partition.common import Labels
 from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
@@ -21,7 +22,6 @@ from coterie.data.partition.label_free import iid, merged, natural, quantity, su
 from coterie.data.partition.pathological import classes, shards
 from coterie.data.partition.sizes import lognormal
 from coterie.data.partition.skew import clusters, dirichlet
-from coterie.methods.fields import suggest
 
 Owner = NDArray[np.generic]
 CLIENTS = 20  # if their number is not given

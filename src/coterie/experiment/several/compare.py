@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from coterie.core.errors import CheckpointError, ConfigError
+from coterie.core.extensions import suggest
 from coterie.core.optimizers import OPTIMIZERS
 from coterie.core.task import Task
 from coterie.core.toml import read_toml, to_toml
@@ -40,7 +41,7 @@ from coterie.experiment.silos import check_files
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import rewrite_cards
 from coterie.experiment.take_home.held_out import tiny_clients
-from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of, suggest
+from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
 from coterie.storage import files
 from coterie.storage.run_folder import COMPLETE, HELD_OUT, VALIDATION, RunFolder, model_file, safe_name
 

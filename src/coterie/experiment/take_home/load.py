@@ -12,6 +12,7 @@ from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.decode import Decode
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError
+from coterie.core.extensions import suggest
 from coterie.core.method import Population
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
@@ -20,7 +21,7 @@ from coterie.experiment.result import as_module
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
 from coterie.experiment.take_home.kept import kept_module
-from coterie.methods.fields import AnyMethod, build, find_method, suggest
+from coterie.methods.fields import AnyMethod, build, find_method
 from coterie.models import find_model
 from coterie.storage import files
 from coterie.storage.run_folder import FORMAT, read_rows, safe_name

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.core.errors import ConfigError
+from coterie.core.extensions import suggest
 from coterie.core.search import Search, Unsearched
 from coterie.experiment.setup import Setup
-from coterie.methods.fields import AnyMethod, Hyper, build, hyper_parameters, suggest
+from coterie.methods.fields import AnyMethod, Hyper, build, hyper_parameters
 from coterie.models import find_model
 
 MODEL = "model"  # the one setting beside the hyper-parameters that can be searched
