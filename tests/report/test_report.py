@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import coterie
 from coterie.cli import app
 from coterie.core.errors import CheckpointError, CoterieError
-from coterie.experiment.report_data import MAX_EXAMPLES, _shares, facts, own_model
+from coterie.experiment.report_data import MAX_EXAMPLES, _shares, describe_federation, own_model
 from coterie.report import collaboration, embedding, images, write
 from coterie.report.block import Page, Section
 from coterie.report.distribution import bubbles, sizes
@@ -273,7 +273,7 @@ def test_examples_are_shared_out_fairly():
 
 def test_facts_count_every_example_once():
     federation = coterie.prepare("fedavg", clients(), **QUICK).federation
-    told = facts(federation)
+    told = describe_federation(federation)
     total = sum(np.array(told["counts"][part]).sum() for part in ("train", "validation", "test"))
     assert total == len(federation.y)
     assert told["classes"] == ["0", "1", "2"]

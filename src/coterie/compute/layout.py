@@ -8,7 +8,8 @@ from torch import Tensor
 from coterie.compute.torch_private import private
 
 
-def laid_out(value: Tensor) -> Tensor:
+def contiguous(value: Tensor) -> Tensor:
+    """Return `value` in rows of memory, which TorchInductor must keep (it may drop `Tensor.contiguous`)."""
     return private("force_stride_order")(value, torch.empty(value.shape, device="meta").stride())  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from coterie.compute.custom_ops import register_op
-from coterie.compute.layout import first, laid_out, last
+from coterie.compute.layout import contiguous, first, last
 
 aten = torch.ops.aten
 KERNEL = 5  # r
@@ -150,7 +150,7 @@ def points(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     _, g, b = matrices()
     rows = torch.stack(_mixed(b, [_every(last(x), 1, k) for k in range(len(b))]))  # [n, batch, tiles, wide, channels]
     inputs = torch.stack(_mixed(b, [_every(rows, 3, k) for k in range(len(b))]), 1)
-    rows = torch.stack(_mixed(g, laid_out(weight.permute(2, 3, 1, 0)).unbind(0)))  # [n, r, in, out]
+    rows = torch.stack(_mixed(g, contiguous(weight.permute(2, 3, 1, 0)).unbind(0)))  # [n, r, in, out]
     return inputs, torch.stack(_mixed(g, rows.unbind(1)), 1)
 
 
@@ -176,7 +176,7 @@ def gradients(grad: Tensor, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Te
     weight = torch.stack(_mixed(g, weight.unbind(1)), 1)  # [n, r, in, out]
     return (
         first(_overlapped(_mixed(b, x.unbind(0)), 1)),
-        laid_out(torch.stack(_mixed(g, weight.unbind(0))).permute(3, 2, 0, 1)),
+        contiguous(torch.stack(_mixed(g, weight.unbind(0))).permute(3, 2, 0, 1)),
     )
 
 

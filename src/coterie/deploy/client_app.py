@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from coterie.deploy.local_socket import ask
 
-Parts = tuple[bytes, bytes, bytes]  # header, body, signature
+SignedParts = tuple[bytes, bytes, bytes]  # header, body, signature
 
 
 def client_app(model: Any = None, data: Callable[[dict[str, Any]], Any] | None = None) -> ClientApp:
@@ -43,7 +43,7 @@ def client_app(model: Any = None, data: Callable[[dict[str, Any]], Any] | None =
     return app
 
 
-def _answer(parts: Parts, context: Context, model: Any, data: Any) -> Parts:
+def _answer(parts: SignedParts, context: Context, model: Any, data: Any) -> SignedParts:
     worker = context.node_config.get("worker")
     if worker and model is None and data is None:
         try:
@@ -65,7 +65,7 @@ def to_records(header: bytes, body: bytes, signature: bytes) -> RecordDict:
     return records
 
 
-def from_records(records: RecordDict) -> Parts:
+def from_records(records: RecordDict) -> SignedParts:
     """Convert Flower records to an envelope; raise `KeyError` or `TypeError` if they are none."""
     head = records["coterie"]
     if not isinstance(head, ConfigRecord):

@@ -96,7 +96,7 @@ def conclude(
 
 def complete(result: Result, setup: Setup, out: Path, population: int | None = None) -> None:
     """Write what follows a run and its reference: data for the report, gains, cards, tables, and the report."""
-    report_data.write_facts(result, setup.federation, out)
+    report_data.write_federation(result, setup.federation, out)
     finish(result, setup, out, population)
     if setup.config.report:
         write_report(out, [out], Silent())

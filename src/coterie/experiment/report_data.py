@@ -27,15 +27,15 @@ MAX_EXAMPLES = 500  # whose features are kept: t-SNE of this many takes a quarte
 MAX_WIDTH = 4096  # wider features (of a model without a narrow layer before its head) are not kept
 
 
-def write_facts(result: Result, federation: Federation, out: Path) -> None:
+def write_federation(result: Result, federation: Federation, out: Path) -> None:
     """Write data.json and, if the model has features, features.safetensors into the run folder `out`."""
-    files.write_json(out / "data.json", facts(federation))
+    files.write_json(out / "data.json", describe_federation(federation))
     found = features(result, federation)
     if found is not None:
         files.write_tensors(out / "features.safetensors", found)
 
 
-def facts(federation: Federation) -> dict[str, Any]:
+def describe_federation(federation: Federation) -> dict[str, Any]:
     """Return the content of data.json."""
     found: dict[str, Any] = {"format": FORMAT, "name": federation.name, "kind": federation.kind}
     found["clients"] = list(federation.names)

@@ -165,7 +165,7 @@ def _run(
         if out:
             files.write_json(out / "references.json", result.references.to_json())
     if out:
-        report_data.write_facts(result, setup.federation, out)
+        report_data.write_federation(result, setup.federation, out)
     if setup.held_out:
         result.onboarded = onboard_held_out(result, setup, out, tell)
     finish(result, setup, out, do=thread.do if thread else None)
