@@ -112,7 +112,7 @@ def _print(name: str, request: Request, cache: Cache) -> None:
     if measured is None:
         return
     text = f"### {request.table.title}\n\n{heading(request.table, measured)}\n\n{markdown(request.table, measured)}"
-    plain = text.replace("<details><summary>", "**").replace("</summary>", "**").replace("</details>", "")
+    plain = text.replace("<details markdown><summary>", "**").replace("</summary>", "**").replace("</details>", "")
     stdout().print(Markdown(plain))
 
 

@@ -80,7 +80,9 @@ def _synthetic(about: str, size: str, **options: Any) -> Source:
     return Source(partial(_skewed, options), about, _FEDMAP, facts)
 
 
-def _pfedbred(source: str, slots: int, *, slot_labels: bool = False, authors: bool = False) -> Callable[..., Federation]:
+def _pfedbred(
+    source: str, slots: int, *, slot_labels: bool = False, authors: bool = False
+) -> Callable[..., Federation]:
     def load(name: str, seed: int, validation: float, test: float, folder: Path) -> Federation:
         how = {"slot_labels": slot_labels, "authors": authors}
         return pfedbred(name, source, slots, seed, validation, test, folder, **how)

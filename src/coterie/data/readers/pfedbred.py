@@ -83,7 +83,7 @@ def authors_draws(source: str, seed: int) -> tuple[random.Random, Draws]:
     """Return Python's generator, which goes on to draw the splits, and the random numbers of the sizes."""
     of_numpy, of_python = AUTHORS_SEEDS[source]
     python = random.Random(seed if of_python is None else of_python)
-    old = np.random.RandomState(of_numpy)  # noqa: NPY002  (whose numbers these are)
+    old = np.random.RandomState(of_numpy)
     return python, Draws(None, lambda shape: old.lognormal(0, 2.0, shape), python.randint)
 
 

@@ -178,4 +178,4 @@ def grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def details(summary: str, text: str) -> str:
     """Return text that is folded away until it is asked for."""
-    return f"<details><summary>{summary}</summary>\n\n{text}\n</details>\n"
+    return f"<details markdown><summary>{summary}</summary>\n\n{text}\n</details>\n"

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 from coterie.core.tree import Params, Tree
 from coterie.data.readers.embedded import SINE_NOISE, sine_pieces
 from coterie.experiment.reproduce.figures.from_results import weight_panels
@@ -41,7 +40,12 @@ def settings_of(table: str, label: str, size: Size) -> tuple[str, dict[str, Any]
 def inputs(size: Size) -> Drawing:
     """FedMAP's figures 4 and 5: inputs by client, and by class."""
     panels = []
-    for data in ("synthetic-only-label-skew", "synthetic-feature-skew", "synthetic-quantity-skew", "synthetic-label-skew"):
+    for data in (
+        "synthetic-only-label-skew",
+        "synthetic-feature-skew",
+        "synthetic-quantity-skew",
+        "synthetic-label-skew",
+    ):
         federation = prepare("local", data, seed=0, reference=False).federation
         chosen = [federation.split(i).train[:INPUTS_EACH] for i in range(len(federation.names))]
         index = torch.from_numpy(np.concatenate(chosen))
@@ -249,5 +253,3 @@ def class_losses(sim: Simulation, where: str) -> np.ndarray:
         count = torch.bincount(y, minlength=classes) if where == "global" else torch.tensor(len(y))
         losses[i] = (total / count.clamp_min(1)).numpy()
     return losses
-
-

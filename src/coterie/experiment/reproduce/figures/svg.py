@@ -76,7 +76,8 @@ def _plane(panel: Panel, low: float, series: Sequence[dict[str, Any]], *, dots: 
     for k, each in enumerate(curves):
         pairs = [(x, y) for x, y in zip(each["x"], each["y"], strict=True) if x is not None and y is not None]
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in pairs)
-        yield f'<path d="M{path}" fill="none" stroke="{COLOURS[k % len(COLOURS)]}" stroke-width="1.5"/>'
+        colour = COLOURS[k % len(COLOURS)] if not dots or len(curves) == len(series) else INK  # one for all groups
+        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
 class _Scale:
@@ -132,8 +133,8 @@ def _strips(panel: Panel, low: float) -> Iterator[str]:
         for i, value in enumerate(there):
             y = middle + (i % 3 - 1) * min(4.0, each / 4)  # so that dots on the same place can be told apart
             yield f'<circle cx="{across(value):.1f}" cy="{y:.1f}" r="2" fill="{colour}" fill-opacity="0.55"/>'
-        at = across(there[len(there) // 2])
-        yield f'<path d="M{at:.1f} {middle - each / 2.4:.1f}V{middle + each / 2.4:.1f}" stroke="#111111" stroke-width="2"/>'
+        at, tall = across(there[len(there) // 2]), each / 2.4
+        yield f'<path d="M{at:.1f} {middle - tall:.1f}V{middle + tall:.1f}" stroke="#111111" stroke-width="2"/>'
 
 
 def _matrix(panel: Panel, low: float) -> Iterator[str]:
@@ -146,7 +147,8 @@ def _matrix(panel: Panel, low: float) -> Iterator[str]:
             if panel["kind"] == "heatmap":
                 shade = 255 - round(200 * share)
                 colour = f"#{shade:02x}{255 - round(150 * share):02x}{255 - round(75 * share):02x}"
-                yield f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide + 0.05:.2f}" height="{tall + 0.05:.2f}" fill="{colour}"/>'
+                area = f'width="{wide + 0.05:.2f}" height="{tall + 0.05:.2f}"'  # without a gap between two
+                yield f'<rect x="{x:.1f}" y="{y:.1f}" {area} fill="{colour}"/>'
             elif share > 0:
                 radius = 0.5 * min(wide, tall) * math.sqrt(share) * 1.6
                 yield (
@@ -184,10 +186,11 @@ def _extra(panel: Panel) -> float:
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", colour: str = INK, weight: str = "normal") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">{escape(text)}</text>'
-    )
+    how = f'text-anchor="{anchor}" fill="{colour}" font-weight="{weight}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {how}>{escape(text)}</text>'
 
 
 def _turned(x: float, y: float, text: str) -> str:
-    return f'<text transform="translate({x} {y:.1f}) rotate(-90)" text-anchor="middle" fill="{SOFT}">{escape(text)}</text>'
+    return (
+        f'<text transform="translate({x} {y:.1f}) rotate(-90)" text-anchor="middle" fill="{SOFT}">{escape(text)}</text>'
+    )

@@ -57,7 +57,5 @@ def _table(data: str, partition: str) -> Table:
 
 
 TABLES: dict[str, Table] = {
-    f"fedamp-{PARTITIONS[partition]}-{data}": _table(data, partition)
-    for data in WORDS
-    for partition in PARTITIONS
+    f"fedamp-{PARTITIONS[partition]}-{data}": _table(data, partition) for data in WORDS for partition in PARTITIONS
 }

@@ -9,15 +9,87 @@ from coterie.experiment.reproduce.tables import Entry, Protocol, Table
 EXAMPLES = Protocol("correct over all examples, last round", "accuracy", "last", "examples")
 # In the paper's names and order: FedAvg, FedAvg+, local, Clustered FL, FedEM, FedFomo, FedeRiCo.
 PAPER = {
-    ("cifar10", 2): ((11.44, 3.28), (12.45, 8.46), (40.09, 2.84), (11.50, 3.65), (41.21, 10.83), (42.24, 8.32), (56.61, 2.51)),
-    ("cifar10", 3): ((11.73, 3.68), (29.86, 17.85), (55.27, 3.11), (15.24, 5.79), (55.08, 6.71), (59.45, 5.57), (69.76, 2.25)),
-    ("cifar10", 4): ((13.93, 5.74), (45.65, 21.61), (69.03, 7.05), (16.43, 5.17), (63.61, 9.93), (71.05, 6.09), (78.22, 4.80)),
-    ("cifar100", 2): ((21.28, 5.04), (29.95, 1.07), (16.60, 0.64), (20.93, 0.60), (26.25, 2.40), (12.15, 0.57), (30.95, 1.62)),
-    ("cifar100", 3): ((17.41, 3.27), (35.33, 1.77), (25.99, 2.38), (23.15, 7.04), (24.11, 7.36), (20.49, 2.90), (39.19, 1.64)),
-    ("cifar100", 4): ((18.36, 3.68), (36.17, 3.27), (31.05, 1.68), (15.15, 0.60), (19.23, 2.58), (24.53, 2.77), (41.41, 1.07)),
-    ("office-home", 2): ((66.58, 1.88), (80.21, 0.68), (76.76, 0.23), (66.58, 1.88), (22.59, 1.95), (78.61, 0.78), (83.56, 0.49)),
-    ("office-home", 3): ((53.36, 4.21), (81.88, 0.91), (83.30, 0.32), (53.36, 4.21), (28.72, 1.83), (82.57, 0.24), (90.28, 0.75)),
-    ("office-home", 4): ((51.25, 4.37), (84.50, 1.37), (88.05, 0.44), (51.25, 4.37), (22.46, 3.99), (87.86, 0.77), (93.76, 0.12)),
+    ("cifar10", 2): (
+        (11.44, 3.28),
+        (12.45, 8.46),
+        (40.09, 2.84),
+        (11.50, 3.65),
+        (41.21, 10.83),
+        (42.24, 8.32),
+        (56.61, 2.51),
+    ),
+    ("cifar10", 3): (
+        (11.73, 3.68),
+        (29.86, 17.85),
+        (55.27, 3.11),
+        (15.24, 5.79),
+        (55.08, 6.71),
+        (59.45, 5.57),
+        (69.76, 2.25),
+    ),
+    ("cifar10", 4): (
+        (13.93, 5.74),
+        (45.65, 21.61),
+        (69.03, 7.05),
+        (16.43, 5.17),
+        (63.61, 9.93),
+        (71.05, 6.09),
+        (78.22, 4.80),
+    ),
+    ("cifar100", 2): (
+        (21.28, 5.04),
+        (29.95, 1.07),
+        (16.60, 0.64),
+        (20.93, 0.60),
+        (26.25, 2.40),
+        (12.15, 0.57),
+        (30.95, 1.62),
+    ),
+    ("cifar100", 3): (
+        (17.41, 3.27),
+        (35.33, 1.77),
+        (25.99, 2.38),
+        (23.15, 7.04),
+        (24.11, 7.36),
+        (20.49, 2.90),
+        (39.19, 1.64),
+    ),
+    ("cifar100", 4): (
+        (18.36, 3.68),
+        (36.17, 3.27),
+        (31.05, 1.68),
+        (15.15, 0.60),
+        (19.23, 2.58),
+        (24.53, 2.77),
+        (41.41, 1.07),
+    ),
+    ("office-home", 2): (
+        (66.58, 1.88),
+        (80.21, 0.68),
+        (76.76, 0.23),
+        (66.58, 1.88),
+        (22.59, 1.95),
+        (78.61, 0.78),
+        (83.56, 0.49),
+    ),
+    ("office-home", 3): (
+        (53.36, 4.21),
+        (81.88, 0.91),
+        (83.30, 0.32),
+        (53.36, 4.21),
+        (28.72, 1.83),
+        (82.57, 0.24),
+        (90.28, 0.75),
+    ),
+    ("office-home", 4): (
+        (51.25, 4.37),
+        (84.50, 1.37),
+        (88.05, 0.44),
+        (51.25, 4.37),
+        (22.46, 3.99),
+        (87.86, 0.77),
+        (93.76, 0.12),
+    ),
 }
 DIRICHLET = (69.73, 71.20, 68.32, 69.73, 47.15, 75.78, 83.90)  # table 2; its +- is over clients
 # As a table: `epsilon` alone would be that of differential privacy.
@@ -60,7 +132,8 @@ def _table(data: str, groups: int) -> Table:
 
 def _hyper(name: str, values: tuple[float, ...], words: str) -> Table:
     entries = [
-        Entry(f"FedeRiCo, {words} = {value:g}", "federico", settings={"hyper": {**DEFAULTS, name: value}}) for value in values
+        Entry(f"FedeRiCo, {words} = {value:g}", "federico", settings={"hyper": {**DEFAULTS, name: value}})
+        for value in values
     ]
     return Table(
         title=f"FedeRiCo, figure 6: {words}, on CIFAR-10 with 4 groups",
@@ -86,7 +159,7 @@ TABLES: dict[str, Table] = {
             for (label, method, settings), paper in zip(METHODS, (*DIRICHLET, None), strict=True)
         ),
         minutes=3000,
-        note="It needs Office-Home's ResNet-18 features, which the paper does not publish: see `coterie data settings`.",
+        note="It needs Office-Home's ResNet-18 features, which are not published: see `coterie data settings`.",
     ),
     "federico-6a": _hyper("epsilon", (0.0, 0.3, 0.6, 1.0), "epsilon"),
     "federico-6b": _hyper("neighbours", (0, 1, 3, 5, 7), "M"),

@@ -94,7 +94,12 @@ def _table(number: int, column: str, entries: tuple[Entry, ...], minutes: float,
 
 # With the paper's CNN, a step of one client takes about 4 ms on Fashion-MNIST, 6 on CIFAR-10, and a method has
 # 1,000 rounds of as many steps as a tenth of the training images.
-FULL_MINUTES = {"fmnist-50c-dir0.1": 1900, "fmnist-50c-dir0.3": 950, "cifar10-50c-dir0.1": 2400, "cifar10-50c-dir0.3": 1200}
+FULL_MINUTES = {
+    "fmnist-50c-dir0.1": 1900,
+    "fmnist-50c-dir0.3": 950,
+    "cifar10-50c-dir0.1": 2400,
+    "cifar10-50c-dir0.3": 1200,
+}
 AS_PRINTED = "The baselines have their defaults here; the paper says that theirs are those of the original papers."
 
 
@@ -171,7 +176,7 @@ def _widths_of_mlp() -> Table:
         settings={"setting": "pfedvmp/fmnist-50c-dir0.3", "validation": 0.05, **settings},
         entries=(*entries, LOCAL),
         minutes=4,
-        note="Ours: the paper varies the CNN's features on CIFAR (`pfedvmp-6-cifar10`). 20 clients, 4,200 images, 60 rounds.",
+        note="Ours; the paper varies the CNN's features (`pfedvmp-6-cifar10`). 20 clients, 4,200 images, 60 rounds.",
     )
 
 
