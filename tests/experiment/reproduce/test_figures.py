@@ -88,7 +88,7 @@ def test_figures_from_results_are_drawn_of_what_is_there(tmp_path, monkeypatch):
     assert make("fedmap-figure-1", "full", cache) is None
     weights = {"1": [[0.5, 0.5], [0.2, 0.8]], "2": [[0.9, 0.1], [0.1, 0.9]]}
     found = record({1: (0.2, 0.4), 2: (0.5, 0.7)}, collaboration=weights)
-    monkeypatch.setattr(from_results, "results", lambda *_: Always({0: found}))
+    monkeypatch.setattr(from_results, "results", lambda *_: Always(dict.fromkeys(range(3), found)))
     for name, figure in FIGURES.items():
         if figure.drawn is not None:
             made = make(name, "full", cache)

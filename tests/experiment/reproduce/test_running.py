@@ -85,13 +85,24 @@ def test_a_stopped_table_continues_where_it_was(done, tmp_path):
     assert not list(tmp_path.glob("unfinished/*"))
 
 
-def test_a_budget_stops_at_the_end_of_a_round(tmp_path, monkeypatch):
-    cache, clock = Cache(tmp_path), iter(range(1000))
-    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
-    with pytest.raises(BudgetSpent, match="the same command continues"):
-        run_missing(Request(small_table(), seeds=1), cache, Silent(), Budget(3))
-    assert 0 < len(list(tmp_path.glob("results/*.json"))) < 4
+def test_a_budget_stops_at_the_end_of_a_round(tmp_path):
+    class Spent(Budget):
+        """Spent at the fifth look: before a row, before its runs, after a round, and the same of the next row."""
+
+        left = 5
+
+        def check(self):
+            self.left -= 1
+            if self.left == 0:
+                raise BudgetSpent("over")
+
+    with pytest.raises(BudgetSpent):
+        run_missing(Request(small_table(), seeds=1), Cache(tmp_path), Silent(), Spent(None))
+    assert len(list(tmp_path.glob("results/*.json"))) == 1
     Budget(None).check()
+    Budget(60).check()
+    with pytest.raises(BudgetSpent, match="the same command continues"):
+        Budget(-1).check()
 
 
 def test_durations():

@@ -71,13 +71,17 @@ def _plane(panel: Panel, low: float, series: Sequence[dict[str, Any]], *, dots: 
     if dots:
         for k, each in enumerate(series):
             colour = COLOURS[k % len(COLOURS)]
-            for x, y in zip(each["x"], each["y"], strict=True):
+            for x, y in _pairs(each):
                 yield f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2" fill="{colour}" fill-opacity="0.7"/>'
     for k, each in enumerate(curves):
-        pairs = [(x, y) for x, y in zip(each["x"], each["y"], strict=True) if x is not None and y is not None]
-        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in pairs)
+        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in _pairs(each))
         colour = COLOURS[k % len(COLOURS)] if not dots or len(curves) == len(series) else INK  # one for all groups
         yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+
+
+def _pairs(series: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return the points of a series, without those that have no value."""
+    return [(x, y) for x, y in zip(series["x"], series["y"], strict=True) if x is not None and y is not None]
 
 
 class _Scale:
