@@ -56,9 +56,13 @@ def _minutes(measured: Measured) -> str:
 
 
 def rows_of(table: Table, measured: Measured) -> str:
-    """Return the rows: paper, paper's protocol, the validated round, and the gain over local training."""
-    local = local_row(table, measured)
-    head = ["method", "paper", table.protocol.words, "difference", "at the round that validation selects"]
+    """Return the rows: paper, paper's protocol, the validated round, and the gain over local training.
+
+    At the small size the distance from the paper says nothing, and is left out.
+    """
+    local, full = local_row(table, measured), measured.size == "full"
+    head = ["method", "paper" if full else "paper, at its size", table.protocol.words]
+    head += [*["difference"] * full, "at the round that validation selects"]
     shows_gain = local is not None and table.protocol.over != "variation"
     head += ["over local at equal steps"] * shows_gain
     lines = []
@@ -67,7 +71,7 @@ def rows_of(table: Table, measured: Measured) -> str:
         if row is None:
             lines.append([entry.label, paper_of(entry), *["not run"] * (len(head) - 2)])
             continue
-        line = [entry.label, paper_of(entry), spread_of(row.protocol), difference_of(entry, row)]
+        line = [entry.label, paper_of(entry), spread_of(row.protocol), *[difference_of(entry, row)] * full]
         line.append(spread_of(row.selected))
         if shows_gain:
             line.append("" if local is None else over_local(entry, row, local, measured.pairs))

@@ -118,32 +118,32 @@ def _variants_head(name: str) -> str:
 
 
 def _differences(key: str, measured: Measured, explained: Explained) -> list[str]:
-    """Return a sentence for every row that is far from the paper."""
+    """Return a sentence for every row that is far from the paper; rows with the same one share it."""
     found = explained.get(key, {}).get("rows", [])
-    lines = []
-    for entry in TABLES[measured.name].entries:
-        row = measured.rows.get(entry.label)
-        if row is None or not is_far(entry, row):
-            continue
-        why = next((each["why"] for each in found if entry.label in each["of"]), NOT_EXPLAINED)
-        lines.append(f"- **{entry.label}**: {why}")
+    by_why: dict[str, list[str]] = {}
+    for label in far_labels(measured):
+        why = next((each["why"] for each in found if label in each["of"]), NOT_EXPLAINED)
+        by_why.setdefault(why.strip(), []).append(f"**{label}**")
+    lines = [f"- {'; '.join(labels)}: {why}" for why, labels in by_why.items()]
     return ["Further than two standard deviations from the paper:", "", *lines, ""] if lines else []
 
 
 NOT_EXPLAINED = "not explained."
 
 
+def far_labels(measured: Measured) -> list[str]:
+    """Return the rows that are far from the paper; none at the small size, which is another experiment."""
+    if measured.size != "full":
+        return []
+    there = [entry for entry in TABLES[measured.name].entries if entry.label in measured.rows]
+    return [entry.label for entry in there if is_far(entry, measured.rows[entry.label])]
+
+
 def far_rows(kept: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the rows that are far from the paper, by table."""
-    found = {}
-    for key, value in kept["tables"].items():
-        measured = Measured.from_json(value)
-        rows = [e.label for e in TABLES[measured.name].entries if e.label in measured.rows]
-        entries = {e.label: e for e in TABLES[measured.name].entries}
-        far = [label for label in rows if is_far(entries[label], measured.rows[label])]
-        if far:
-            found[key] = far
-    return found
+    """Return the rows that are far from the paper, by table; of a table's variants, only the main one is explained."""
+    every = {key: Measured.from_json(value) for key, value in kept["tables"].items()}
+    main = {key: each for key, each in every.items() if TABLES[each.name].variant_of is None}
+    return {key: labels for key, each in main.items() if (labels := far_labels(each))}
 
 
 def _figure(key: str, made: Mapping[str, Any], explained: Explained) -> list[str]:

@@ -33,7 +33,7 @@ def draw(figure: Drawing) -> str:
         f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="6" fill="#ffffff" stroke="#c8ccd2"/>',
         f'<text x="16" y="26" font-size="14" font-weight="bold" fill="{INK}">{title}</text>',
     ]
-    top = TOP
+    top: float = TOP
     for k, row in enumerate(rows):
         for column in range(len(row)):
             parts.append(f'<g transform="translate({GAP + column * (WIDTH + GAP)} {top})">')

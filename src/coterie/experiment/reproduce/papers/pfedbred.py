@@ -136,22 +136,68 @@ def _column(
     words: str,
     data: dict[str, Any],
     model: str,
+    *,
     lam: float,
     rounds: int,
     heard: int,
     minutes: float,
-    small: dict[str, Any] | None = None,
-    **others: Any,
+    small: dict[str, Any],
+    small_words: str,
+    small_minutes: float,
+    note: str = "",
+    redrawn: bool = True,
 ) -> Table:
     return Table(
         title=f"pFedBreD, tables 1 and 2: {words}",
         protocol=EXAMPLES,
         settings={**SCHEDULE, **data, "model": model, "rounds": rounds, "clients_heard": heard},
         entries=_entries(column, lam),
+        seeds=5,
         minutes=minutes,
         small=small,
-        note=" ".join([others.pop("note", ""), MEANING]).strip(),
-        **{"seeds": 5, **others},
+        small_words=small_words,
+        small_minutes=small_minutes,
+        note=f"{note} {MEANING}".strip(),
+        redrawn=redrawn,
+    )
+
+
+def _hundred_users(column: str, words: str, data: str, note: str) -> Table:
+    """Return a column of MNIST or Fashion-MNIST: 100 users, 200 rounds, 20 averaged."""
+    dnn = column.endswith("dnn")
+    return _column(
+        column,
+        f"{words}, {'DNN' if dnn else 'MCLR'}",
+        {"data": data},
+        "dnn" if dnn else "linear",
+        lam=30 if dnn else 15,
+        rounds=200,
+        heard=20,
+        minutes=180 if dnn else 45,
+        small=SHORTER,
+        small_words="60 rounds instead of 200",
+        small_minutes=32 if dnn else 9,
+        note=note,
+        redrawn=data != "pfedbred-mnist-authors",
+    )
+
+
+def _femnist(column: str, words: str) -> Table:
+    dnn = column.endswith("dnn")
+    return _column(
+        column,
+        f"FEMNIST, {words}",
+        {"data": "femnist", "clients": 105},
+        "dnn" if dnn else "linear",
+        lam=30 if dnn else 15,
+        rounds=1200,
+        heard=10,
+        minutes=1100 if dnn else 300,
+        small={"rounds": 60},
+        small_words="60 rounds instead of 1,200",
+        small_minutes=35 if dnn else 10,
+        note=WRITERS,
+        redrawn=False,
     )
 
 
@@ -187,13 +233,16 @@ def _fedavg(data: str, words: str, note: str, **others: Any) -> Table:
     )
 
 
-def _heard(data: dict[str, Any], column: str, papers: dict[int, float], minutes: float) -> Table:
+HEARD = (10, 20, 50, 100)  # clients averaged, table 3
+
+
+def _heard(data: dict[str, Any], column: str, papers: tuple[float, ...], minutes: float) -> Table:
     network = "DNN" if column.endswith("dnn") else "MCLR"
     ours = (
         Entry(f"mh -G, {heard} averaged", "pfedbred", paper, {**_mh(column), "clients_heard": heard}, which="global_")
-        for heard, paper in papers.items()
+        for heard, paper in zip(HEARD, papers, strict=True)
     )
-    others = (Entry(f"FedAvg, {heard} averaged", "fedavg", settings={"clients_heard": heard}) for heard in papers)
+    others = (Entry(f"FedAvg, {heard} averaged", "fedavg", settings={"clients_heard": heard}) for heard in HEARD)
     return Table(
         title=f"pFedBreD, table 3: {column.split('-')[0]}, {network}, global model by clients averaged",
         protocol=EXAMPLES,
@@ -248,63 +297,36 @@ def _alpha(alpha: float) -> Table:
 TABLES: dict[str, Table] = {
     "pfedbred-fedavg-own": _fedavg("pfedbred-fmnist", "our own draws of the shares", OWN_DRAWS),
     "pfedbred-fedavg-authors": _fedavg("pfedbred-fmnist-authors", "the authors' shares", AUTHORS_FMNIST),
-    "pfedbred-mnist-mclr": _column(
-        *("mnist-mclr", "MNIST, MCLR", {"data": "pfedbred-mnist-authors"}, "linear", 15, 200, 20, 45, SHORTER),
-        **{"small_words": "60 rounds instead of 200", "small_minutes": 9, "note": AUTHORS_MNIST, "redrawn": False},
-    ),
-    "pfedbred-mnist-dnn": _column(
-        *("mnist-dnn", "MNIST, DNN", {"data": "pfedbred-mnist-authors"}, "dnn", 30, 200, 20, 180, SHORTER),
-        **{"small_words": "60 rounds instead of 200", "small_minutes": 32, "note": AUTHORS_MNIST, "redrawn": False},
-    ),
-    "pfedbred-fmnist-mclr": _column(
-        *(
-            "fmnist-mclr",
-            "Fashion-MNIST, MCLR",
-            {"data": "pfedbred-fmnist-authors"},
-            "linear",
-            15,
-            200,
-            20,
-            45,
-            SHORTER,
-        ),
-        **{"small_words": "60 rounds instead of 200", "small_minutes": 9, "note": AUTHORS_FMNIST},
-    ),
-    "pfedbred-fmnist-dnn": _column(
-        *("fmnist-dnn", "Fashion-MNIST, DNN", {"data": "pfedbred-fmnist-authors"}, "dnn", 30, 200, 20, 180, SHORTER),
-        **{"small_words": "60 rounds instead of 200", "small_minutes": 32, "note": AUTHORS_FMNIST},
-    ),
-    "pfedbred-femnist-mclr": _column(
-        *("femnist-mclr", "FEMNIST, MCLR", {"data": "femnist", "clients": 105}, "linear", 15, 1200, 10, 300),
-        **{"small": {"rounds": 60}, "small_words": "60 rounds instead of 1,200", "small_minutes": 10},
-        **{"note": WRITERS, "redrawn": False},
-    ),
-    "pfedbred-femnist-dnn": _column(
-        *("femnist-dnn", "FEMNIST, DNN", {"data": "femnist", "clients": 105}, "dnn", 30, 1200, 10, 1100),
-        **{"small": {"rounds": 60}, "small_words": "60 rounds instead of 1,200", "small_minutes": 35},
-        **{"note": WRITERS, "redrawn": False},
-    ),
+    "pfedbred-mnist-mclr": _hundred_users("mnist-mclr", "MNIST", "pfedbred-mnist-authors", AUTHORS_MNIST),
+    "pfedbred-mnist-dnn": _hundred_users("mnist-dnn", "MNIST", "pfedbred-mnist-authors", AUTHORS_MNIST),
+    "pfedbred-fmnist-mclr": _hundred_users("fmnist-mclr", "Fashion-MNIST", "pfedbred-fmnist-authors", AUTHORS_FMNIST),
+    "pfedbred-fmnist-dnn": _hundred_users("fmnist-dnn", "Fashion-MNIST", "pfedbred-fmnist-authors", AUTHORS_FMNIST),
+    "pfedbred-femnist-mclr": _femnist("femnist-mclr", "MCLR"),
+    "pfedbred-femnist-dnn": _femnist("femnist-dnn", "DNN"),
     "pfedbred-cifar10": _column(
-        *("cifar10", "CIFAR-10, CNN", {"data": "cifar10", "partition": "lognormal:3:rule=cifar", "clients": 20}),
-        *("lenet", 15, 2000, 4, 4000),
-        **{"small": {"rounds": 60, "partition": "lognormal:3:rule=cifar:share=0.5"}},
-        **{"small_words": "60 rounds instead of 2,000, half the images", "small_minutes": 80},
+        "cifar10",
+        "CIFAR-10, CNN",
+        {"data": "cifar10", "partition": "lognormal:3:rule=cifar", "clients": 20},
+        "lenet",
+        lam=15,
+        rounds=2000,
+        heard=4,
+        minutes=4000,
+        small={"rounds": 60, "partition": "lognormal:3:rule=cifar:share=0.5"},
+        small_words="60 rounds instead of 2,000, half the images",
+        small_minutes=80,
     ),
     "pfedbred-3-fmnist-mclr": _heard(
-        {"data": "pfedbred-fmnist-authors", "model": "linear"},
-        *("fmnist-mclr", {10: 80.0, 20: 82.6, 50: 81.8, 100: 82.7}, 40),
+        {"data": "pfedbred-fmnist-authors", "model": "linear"}, "fmnist-mclr", (80.0, 82.6, 81.8, 82.7), 40
     ),
     "pfedbred-3-fmnist-dnn": _heard(
-        {"data": "pfedbred-fmnist-authors", "model": "dnn"},
-        *("fmnist-dnn", {10: 75.1, 20: 79.6, 50: 79.4, 100: 79.3}, 160),
+        {"data": "pfedbred-fmnist-authors", "model": "dnn"}, "fmnist-dnn", (75.1, 79.6, 79.4, 79.3), 160
     ),
     "pfedbred-3-femnist-mclr": _heard(
-        {"data": "femnist", "clients": 105, "model": "linear"},
-        *("femnist-mclr", {10: 54.4, 20: 55.4, 50: 55.4, 100: 55.5}, 45),
+        {"data": "femnist", "clients": 105, "model": "linear"}, "femnist-mclr", (54.4, 55.4, 55.4, 55.5), 45
     ),
     "pfedbred-3-femnist-dnn": _heard(
-        {"data": "femnist", "clients": 105, "model": "dnn"},
-        *("femnist-dnn", {10: 59.0, 20: 60.1, 50: 60.1, 100: 59.8}, 170),
+        {"data": "femnist", "clients": 105, "model": "dnn"}, "femnist-dnn", (59.0, 60.1, 60.1, 59.8), 170
     ),
     **{f"pfedbred-4-{alpha:g}": _alpha(alpha) for alpha in HETEROGENEITY},
 }
