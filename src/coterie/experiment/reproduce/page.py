@@ -66,8 +66,12 @@ def _results(measured: Mapping[str, Any] | None) -> int:
 
 
 def page(kept: Mapping[str, Any], explained: Explained) -> str:
-    """Return the page as Markdown."""
-    measured = {key: Measured.from_json(value) for key, value in kept["tables"].items()}
+    """Return the page as Markdown.
+
+    A table of which less than half of the rows is measured (they may be those of another table) is only listed.
+    """
+    every = {key: Measured.from_json(value) for key, value in kept["tables"].items()}
+    measured = {key: each for key, each in every.items() if 2 * len(each.rows) >= len(TABLES[each.name].entries)}
     parts = [explained["intro"]["text"].strip(), ""]
     for paper, title in PAPERS.items():
         parts += [f"## {title}", ""]
@@ -79,7 +83,7 @@ def page(kept: Mapping[str, Any], explained: Explained) -> str:
         for key, figure in kept["figures"].items():
             if paper_of(key) == paper:
                 parts += _figure(key, figure, explained)
-    return "\n".join([*parts, *_not_measured(measured, kept["figures"])]).rstrip() + "\n"
+    return "\n".join([*parts, *_not_measured(every, kept["figures"])]).rstrip() + "\n"
 
 
 def _section(name: str, measured: Mapping[str, Measured], explained: Explained) -> list[str]:
