@@ -132,6 +132,6 @@ def _listing(cache: Cache) -> RichTable:
     for name, figure in FIGURES.items():
         for size in sizes_of(figure):
             takes = hours(figure.minutes[size]) if figure.experiment else "its tables"
-            done = "drawn" if made_file(cache, name, size).exists() else ""
-            listing.add_row(name if size == sizes_of(figure)[0] else "", figure.title, size, "1", takes, done)
+            drawn = "drawn" if made_file(cache, name, size).exists() else ""
+            listing.add_row(name if size == sizes_of(figure)[0] else "", figure.title, size, "1", takes, drawn)
     return listing

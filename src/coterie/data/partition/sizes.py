@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -70,7 +69,9 @@ def lognormal(
 def own_draws(seed: int) -> Draws:
     """Return the random numbers that belong to a seed."""
     draw = rng.generator(seed, "pfedbred")
-    return Draws(draw, partial(draw.lognormal, 0, 2), lambda low, high: int(draw.integers(low, high + 1)))
+    return Draws(
+        draw, lambda shape: draw.lognormal(0.0, 2.0, shape), lambda low, high: int(draw.integers(low, high + 1))
+    )
 
 
 def _size(p: int, rule: str, draws: Draws) -> int:

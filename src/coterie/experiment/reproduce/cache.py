@@ -172,7 +172,7 @@ def record_of(result: Result, config: Config) -> Record:
 
 
 def _scores(row: dict[str, Any], metric: str) -> Record:
-    kept = {}
+    kept: Record = {}
     for part in ("test", "global_test"):
         if part in row:
             kept[part] = {m: [_short(v) for v in row[part][m]] for m in KEPT_METRICS if m in row[part]}

@@ -159,10 +159,10 @@ def tests_of(table: Table, measured: Measured) -> str:
     return grid(["gain over", *labels], lines)
 
 
-def variants_of(main: Table, shown: Mapping[str, tuple[Table, Measured]]) -> str:
+def variants_of(shown: Mapping[str, tuple[Table, Measured]]) -> str:
     """Return one table of a table's schedules: what each row reaches by the paper's protocol."""
     labels = list(dict.fromkeys(entry.label for table, _ in shown.values() for entry in table.entries))
-    of = {entry.label: entry for table, _ in reversed(shown.values()) for entry in table.entries}
+    of = {entry.label: entry for table, _ in shown.values() for entry in table.entries}
     lines = []
     for label in labels:
         line = [label, paper_of(of[label])]

@@ -105,7 +105,7 @@ def _section(name: str, measured: Mapping[str, Measured], explained: Explained) 
             parts += _differences(key_of(name, size), found, explained)
         if variants:
             first = {_first_variant(table.title): (table, found)} if found is not None else {}
-            parts += [_variants_head(name), "", variants_of(table, {**first, **variants})]
+            parts += [_variants_head(name), "", variants_of({**first, **variants})]
         if text := explained.get(key_of(name, size), {}).get("text"):
             parts += [text.strip(), ""]
     return parts

@@ -151,7 +151,10 @@ def _rows(clients: Any) -> Tensor:
 def tracking(size: Size) -> Drawing:
     """FedeRiCo's figure 5: weights of the first two clients with accumulated losses (epsilon = 1) and the average."""
     panels: list[Panel] = []
-    ways = {"accumulated": {"loss_tracking": "sum", "epsilon": 1.0}, "moving average": {"loss_tracking": "ema"}}
+    ways: dict[str, dict[str, Any]] = {
+        "accumulated": {"loss_tracking": "sum", "epsilon": 1.0},
+        "moving average": {"loss_tracking": "ema"},
+    }
     for words, hyper in ways.items():
         method, settings = settings_of("federico-1-cifar10-2", "FedeRiCo", size)
         settings = {**settings, "hyper": {**settings["hyper"], **hyper}}

@@ -9,13 +9,14 @@ from typing import Any
 from coterie.experiment.reproduce.cache import Cache
 from coterie.experiment.reproduce.figures.catalogue import FIGURES, Figure
 from coterie.experiment.reproduce.figures.svg import draw
+from coterie.experiment.reproduce.names import find_table
 from coterie.experiment.reproduce.tables import Size
 from coterie.storage import files
 
 
 def sizes_of(figure: Figure) -> tuple[Size, ...]:
-    """Return the sizes that a figure has: those of its experiment, or both."""
-    return tuple(figure.minutes) or ("full", "small")
+    """Return the sizes that a figure has: those of its experiment, or of its tables."""
+    return tuple(figure.minutes) or max((find_table(table).sizes() for table in figure.tables), key=len)
 
 
 def made_file(cache: Cache, name: str, size: Size) -> Path:

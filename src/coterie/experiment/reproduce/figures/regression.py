@@ -43,7 +43,8 @@ def clients(seed: int = SEED) -> tuple[list[Client], list[Client]]:
 def minimise_f(train: list[Client]) -> Array:
     """Return (a, b) of eq. 20: least squares over all points."""
     x, y = (np.concatenate(part) for part in zip(*train, strict=True))
-    return np.linalg.lstsq(np.stack([x, np.ones_like(x)], 1), y, rcond=None)[0]
+    found: Array = np.linalg.lstsq(np.stack([x, np.ones_like(x)], 1), y, rcond=None)[0]
+    return found
 
 
 def own_line(client: Client, prior: Prior) -> Array:
@@ -52,7 +53,7 @@ def own_line(client: Client, prior: Prior) -> Array:
     count = len(client.x)
     left = 2 * design.T @ design / count + np.diag(prior.strength)
     right = 2 * design.T @ client.y / count + prior.strength * prior.mu
-    found: Array = np.linalg.solve(left, right)
+    found: Array = np.linalg.solve(left, right).astype(np.float64)
     return found
 
 
