@@ -102,14 +102,14 @@ def row_of(entry: Entry, protocol: Protocol, records: Mapping[int, Record]) -> R
             if selected != bool(entry.clients):
                 per_client.append(values)
     alike = len({len(each) for each in per_client}) == 1
-    means = 100 * np.nanmean(np.array(per_client), axis=0) if alike and per_client else np.zeros(0)
+    means = [100 * mean(column) for column in np.array(per_client).T] if alike else []
     sent = [sum(record["bytes"]) / (1e6 * int(record["rounds"][-1]["round"])) for record in records.values()]
     return Row(
         entry.label,
         list(records),
         numbers[False],
         numbers[True],
-        [round(float(value), 3) for value in means],
+        [round(value, 3) for value in means],
         [int(record["selected"]) for record in records.values()],
         round(sum(record["seconds"] for record in records.values()), 1),
         round(float(np.mean(sent)), 4),
@@ -156,8 +156,9 @@ def pairs_of(table: Table, records: Mapping[str, Mapping[int, Record]]) -> list[
                 - client_values(records[second.label][seed], second, metric, selected=True)
                 for seed in shared
             ]
-            by_seed = [100 * float(np.nanmean(each)) for each in differences]
-            pooled = np.concatenate(differences) if table.redrawn else np.nanmean(np.array(differences), axis=0)
+            by_seed = [100 * mean(each) for each in differences]
+            each_client = np.array([mean(column) for column in np.array(differences).T]) if not table.redrawn else None
+            pooled = np.concatenate(differences) if each_client is None else each_client
             test = signed_rank(pooled)
             sd = float(np.std(by_seed, ddof=1)) if len(by_seed) > 1 else math.nan
             found.append(Pair(first.label, second.label, float(np.mean(by_seed)), sd, test["n"], test["p"]))
