@@ -10,6 +10,7 @@ from coterie.experiment.progress import Silent
 from coterie.experiment.reproduce import cache as caching
 from coterie.experiment.reproduce import running
 from coterie.experiment.reproduce.cache import Cache, code_of, data_files, key_of, settled
+from coterie.experiment.reproduce.figures.catalogue import Figure
 from coterie.experiment.reproduce.measured import Measured, measure
 from coterie.experiment.reproduce.papers import TABLES
 from coterie.experiment.reproduce.running import Budget, BudgetSpent, Request, parse_duration, run_missing
@@ -170,6 +171,9 @@ def test_the_command_runs_lists_and_refuses_in_words(monkeypatch, tmp_path):
     only = {"small-1": small_table(entries=small_table().entries[1:3]), "fedmap-1": TABLES["fedmap-1"]}
     for where in ("coterie.experiment.reproduce.names", "coterie.cli.reproduce"):
         monkeypatch.setattr(f"{where}.TABLES", only)
+    figures = {"small-figure-1": Figure("A figure", drawn=lambda cache, size: None, tables=("small-1",))}
+    for where in ("coterie.experiment.reproduce.figures.making", "coterie.cli.reproduce"):
+        monkeypatch.setattr(f"{where}.FIGURES", figures)
     listing = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path)])
     assert listing.exit_code == 0, listing.stderr
     assert "fedmap-1" in listing.stdout
@@ -184,5 +188,9 @@ def test_the_command_runs_lists_and_refuses_in_words(monkeypatch, tmp_path):
     spent = CliRunner().invoke(app, ["reproduce", "small-1", "--budget", "0.0001s", "--quiet", "--out", str(tmp_path)])
     assert spent.exit_code == 0
     assert "the same command continues" in spent.stdout
-    undrawn = CliRunner().invoke(app, ["reproduce", "fedmap-figure-1", "--out", str(tmp_path)])
-    assert undrawn.exit_code == 2 or "were not run" in undrawn.stderr
+    undrawn = CliRunner().invoke(app, ["reproduce", "small-figure-1", "--out", str(tmp_path)])
+    assert undrawn.exit_code == 2
+    assert "first coterie reproduce small-1" in undrawn.stderr
+    large = CliRunner().invoke(app, ["reproduce", "small-figure-1", "--size", "small", "--out", str(tmp_path)])
+    assert large.exit_code == 2
+    assert "leave out --size" in large.stderr
