@@ -152,7 +152,7 @@ def tracking(size: Size) -> Drawing:
     """FedeRiCo's figure 5: weights of the first two clients with accumulated losses (epsilon = 1) and the average."""
     panels: list[Panel] = []
     ways: dict[str, dict[str, Any]] = {
-        "accumulated": {"loss_tracking": "sum", "epsilon": 1.0},
+        "accumulated": {"loss_tracking": "accumulated", "epsilon": 1.0},
         "moving average": {"loss_tracking": "ema"},
     }
     for words, hyper in ways.items():
