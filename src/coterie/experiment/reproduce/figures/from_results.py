@@ -95,7 +95,7 @@ def hyper_curves(cache: Cache, size: Size) -> Drawing | None:
     panels = []
     for table in ("federico-6a", "federico-6b", "federico-6c"):
         found = {label: list(records.values()) for label, records in results(cache, size, table).items() if records}
-        if found:
+        if len(found) > 1:  # more than local training, which is that of other tables, too
             curves = {label.removeprefix("FedeRiCo, "): _mean_curve(records) for label, records in found.items()}
             panels.append(lines(find_table(table).title.split(": ")[1].split(",")[0], ROUND, ACCURACY, curves))
     return drawing("FedeRiCo, figure 6: accuracy over rounds", panels) if panels else None
