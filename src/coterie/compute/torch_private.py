@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,3 +72,16 @@ def has(name: str) -> bool:
     except MissingName:
         return False
     return True
+
+
+@functools.cache
+def onednn_linear() -> Callable[..., Any] | None:
+    """Return oneDNN's linear layer of float32 on the CPU, called with (x, weight, bias, "none", [], "").
+
+    Returns:
+        None where PyTorch was built without it, or has another name for it, or the processor has no AVX-512: it is
+        for processors of which MKL uses half the width.
+    """
+    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)

@@ -172,5 +172,6 @@ def in_threads(tasks: Sequence[Task], order: Sequence[int], call: Callable[[Task
         finally:
             free.append(task)
 
-    with ThreadPoolExecutor(len(free)) as pool:
+    # A thread must ask for the number of threads before it computes: else oneDNN starts some of its own in it.
+    with ThreadPoolExecutor(len(free), initializer=torch.get_num_threads) as pool:
         return dict(zip(order, pool.map(one, order), strict=True))
