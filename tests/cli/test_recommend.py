@@ -32,6 +32,7 @@ def test_it_describes_the_sites_and_says_what_to_use(found):
     assert f"Recommended: {told['method']}." in result.output
     assert "The run's test examples were not looked at." in result.output
     assert f"{100 * told['choice']['scores']['fedavg']:.1f}" in result.output
+    assert not (out / "report.html").exists(), "--no-report"
 
 
 def test_run_and_flower_take_what_it_wrote(found):

@@ -12,7 +12,9 @@ from coterie.compute.inference import faster_inference
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(64, 256, 16), (63, 256, 16), (100, 784, 10), (100, 784, 17), (220, 784, 100)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(64, 256, 16), (63, 256, 16), (100, 784, 10), (100, 784, 17), (220, 784, 100)]
+)
 def test_linear_layers_agree(rows: int, inputs: int, outputs: int, bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, inputs)

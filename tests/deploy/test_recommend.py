@@ -116,6 +116,7 @@ def test_what_is_written_can_be_read_and_run(found: tuple[Recommendation, Server
     }
     assert ours.settings["method"] == ours.method
     assert Ledger.load(server.out).finished
+    assert f"Recommended: {ours.method}" in (server.out / "report.html").read_text()
 
 
 def test_only_models_and_scores_leave_a_site(found: tuple[Recommendation, Server, Queue]) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from coterie.compute.cpu import cores
-from coterie.compute.torch_private import count_flops
 from coterie.compute.inference import faster_inference
+from coterie.compute.torch_private import count_flops
 from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation, Index, SplitName

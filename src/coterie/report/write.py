@@ -14,14 +14,16 @@ if TYPE_CHECKING:  # plotly is imported when a page is made, not with the comman
 
 
 def make(paths: Sequence[str | Path]) -> Page:
-    """Make the page of one run, of a search, or the comparison of several."""
-    from coterie.report import search, several, single
+    """Make the page of one run, of a search, of a recommendation, or the comparison of several."""
+    from coterie.report import recommendation, search, several, single
     from coterie.report.read import find, read
 
     if not paths:
         raise CoterieError("give at least one run folder")
     if len(paths) == 1 and search.is_search(Path(paths[0])):
         return search.page(Path(paths[0]))
+    if len(paths) == 1 and recommendation.is_recommendation(Path(paths[0])):
+        return recommendation.page(Path(paths[0]))
     runs = [read(path) for path in find([Path(path) for path in paths])]
     return single.page(runs[0]) if len(runs) == 1 else several.page(runs)
 
@@ -30,7 +32,8 @@ def write(paths: Sequence[str | Path] | str | Path, out: str | Path | None = Non
     """Write one self-contained HTML file about one run, or comparing several.
 
     Args:
-        paths: Run folders, or folders of `coterie compare`; or one folder of `coterie tune`.
+        paths: Run folders, or folders of `coterie compare`; or one folder of `coterie tune` or of
+            `coterie recommend`.
         out: The file; by default report.html in the first folder.
 
     Returns:

@@ -276,8 +276,10 @@ class Here:
         return look_at(self.panel.setup.federation, self.panel.setup.config.seed)
 
 
-def run_panel(panel: Panel, out: Path | None, *, progress: Heard = None, place: Place | None = None) -> Recommendation:
-    """Try the panel, as far as `out` does not have it, and choose; see `recommend`."""
+def run_panel(
+    panel: Panel, out: Path | None, *, progress: Heard = None, place: Place | None = None, report: bool = True
+) -> Recommendation:
+    """Try the panel, as far as `out` does not have it, and choose; see `recommend`. `report`: write its page, too."""
     tell, place = listener(progress), place or Here(panel)
     setup = panel.setup
     temporary = tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out))
@@ -309,6 +311,10 @@ def run_panel(panel: Panel, out: Path | None, *, progress: Heard = None, place: 
         )
         if out is not None:
             write(found, out)
+            if report and setup.config.report:
+                from coterie.experiment.run import write_report
+
+                write_report(out, [out], tell)
     return found
 
 
