@@ -129,8 +129,8 @@ def measure(options: argparse.Namespace, data: str, model: str) -> dict[str, lis
 def table(found: dict[str, dict[str, list[Spent]]], options: argparse.Namespace) -> list[str]:
     """Return the table in Markdown: medians, and how many times faster than the first row."""
     lines = [
-        f"{options.trials} candidates of {options.method}, {options.rounds} rounds, the median of {options.repeats}; in "
-        "brackets, the first row over this one:",
+        f"{options.trials} candidates of {options.method}, {options.rounds} rounds, the median of {options.repeats}; "
+        "in brackets, the first row over this one:",
         "",
         f"| | {' | '.join(f'{case}: processor s | s' for case in found)} |",
         f"|---|{'---:|' * 2 * len(found)}",

@@ -9,7 +9,7 @@ from coterie.cli.recommend_words import sentences
 from coterie.core.toml import read_toml
 from coterie.experiment.tuning.choice import Choice
 from coterie.experiment.tuning.evidence import Difference
-from coterie.experiment.tuning.recommend import Cost, Look, Recommendation
+from coterie.experiment.tuning.recommendation import Cost, Look, Recommendation
 from tests.cli.commands import TINY, cli
 
 SHORT = (*TINY, "--rounds", "2", "--trials", "2", "--folds", "2", "--methods", "fedavg")

@@ -24,7 +24,8 @@ from coterie.deploy.settings import Deploy
 from coterie.deploy.site import Site, one_client
 from coterie.deploy.store import Store
 from coterie.experiment.setup import prepare
-from coterie.experiment.tuning.recommend import Recommendation, read_recommendation, recommend
+from coterie.experiment.tuning.recommend import recommend
+from coterie.experiment.tuning.recommendation import Recommendation, read_recommendation
 from tests.experiment.tuning.kit import federation
 
 from .inprocess import IDENTITIES, Queue, forged
