@@ -244,7 +244,9 @@ def test_real_processes_recommend_the_same(tmp_path: Path) -> None:
         folds=2,
         lr=0.05,
         optimizer=setup.config.optimizer["name"],
+        local_epochs=setup.config.local_epochs,  # that of the data set, whose name a federation does not tell
         **how,
     )
     assert told.method == here.method
+    assert (tmp_path / "run" / "report.html").exists()
     assert not differences(told.choice.scores, here.choice.scores)

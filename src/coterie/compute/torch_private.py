@@ -87,7 +87,8 @@ def onednn_linear() -> Callable[..., Any] | None:
         None where PyTorch was built without it, or has another name for it, or the processor has no AVX-512: it is
         for processors of which MKL uses half the width.
     """
-    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not there or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
@@ -127,13 +128,14 @@ def count_flops(work: Callable[[], object]) -> int:
     """
     with _Flops() as counter:
         work()
-    return counter.count
+    found: int = counter.count
+    return found
 
 
-class _Flops(TorchDispatchMode):
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

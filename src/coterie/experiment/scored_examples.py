@@ -72,8 +72,9 @@ class Examples:
         Each is a tensor of its own: how products round depends on the layout in memory, and a client's metrics must
         not depend on the other clients.
         """
-        known, inputs = self.federation.kept.get("scored inputs", (None, None))
-        if inputs is None or known != self.task.decode:
+        inputs: list[Tensor]
+        decode, inputs = self.federation.kept.get("scored inputs", (None, []))
+        if not inputs or decode != self.task.decode:
             inputs = self._decoded()
             self.federation.kept["scored inputs"] = self.task.decode, inputs
         return inputs
