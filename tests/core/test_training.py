@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.batches import Batch, Batches
-from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, with_lr, without_lr
+from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, mean_loss, minimise, quadratic_penalty, train
 from coterie.core.tree import Params
+from coterie.core.wrapped import with_lr, without_lr
 
 
 def batches_of(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None = None) -> Batches:

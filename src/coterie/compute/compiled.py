@@ -155,7 +155,7 @@ class Compiled:
     threads: int = 1
 
     def scan(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor]:
         if not program.compiles:
             _note(Outcome("plain", AS_IT_IS))
@@ -171,7 +171,7 @@ class Compiled:
         return scan_packed(program, carry, fixed, time, self.width, _prepare)
 
     def _replayed(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor] | None:
         """Have C++ take the steps of one client after another; None where it cannot repeat them."""
         levels = len(program.lifts)
@@ -180,8 +180,8 @@ class Compiled:
         if not levels:
             flat = [value[None] for value in (*carry, *fixed[:-2])]
             alone = replace(program, lifts=((0,) * program.num_aux + (None, None),))
-            index, mask, key = (value[None] for value in time)
-            done = self._replayed(alone, flat[: len(carry)], [*flat[len(carry) :], *fixed[-2:]], (index, mask, key))
+            clients = tuple(value[None] for value in time)
+            done = self._replayed(alone, flat[: len(carry)], [*flat[len(carry) :], *fixed[-2:]], clients)
             return done and [leaf[0] for leaf in done]
         one, lifted = replace(program, lifts=program.lifts[:-1]), [dim is not None for dim in program.lifts[-1][:-2]]
         *aux, x, y = fixed
@@ -283,7 +283,7 @@ def _stored(program: Program, key: str, example: list[Tensor]) -> CompiledStep |
     try:
         with torch.random.fork_rng(devices=[]):
             expected = program.function(select=bool(program.lifts))(*example)
-            right = repeats(found, example, expected)
+            right = repeats(found, example, expected, program.num_time)
     except Exception as error:
         log.info("a step that was kept on disk cannot be tried: %s", first_line(error))
         return None
@@ -308,7 +308,7 @@ def _compile(program: Program, example: list[Tensor], to_repeat: bool) -> Compil
     if not replayable:
         return CompiledStep(run, why="it has a convolution, or is not on the CPU")
     try:
-        return CompiledStep(run, record(code, example, program.num_carry))
+        return CompiledStep(run, record(code, example, program.num_carry, program.num_time))
     except Exception as error:  # it does what cannot be repeated, or TorchInductor's code is not as it is known
         log.info("this step is called from Python: %s", first_line(error))
         return CompiledStep(run, why=first_line(error))

@@ -145,6 +145,15 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         return None
 
     @property
+    def stepped(self) -> tuple[str, ...] | None:
+        """The fields of the server's state that hold these means, from round to round.
+
+        `--server-optimizer` (`coterie.parts.server_optimizers`) takes its steps there. None: all of the state, if that
+        is a model. An empty tuple: there are none, and such an optimiser is refused.
+        """
+        return None
+
+    @property
     def beyond_sums(self) -> str:
         """Why these means cannot be taken by secure sums (`coterie.parts.sums`), in words; empty if they can."""
         return ""

@@ -159,6 +159,7 @@ class Rounds:
         if ledger.round:
             state = folder.load(ledger.round, state)[0]
         sim = Simulation(method, task, federation, facts.plan(config), facts.audience, config.seed, state, Central())
+        sim.sampler = config.sampler
         records = folder.read_rounds(ledger.round - 1)
         folder.rewrite_rounds(records)
         beside = RunFolder(server.out / "reference")

@@ -19,7 +19,7 @@ from coterie.deploy.contract import Rules
 from coterie.deploy.schema import MAX_FOLDS, MAX_TRIALS
 from coterie.deploy.secure import agreement
 from coterie.experiment.config import TABLES, Config, resolve
-from coterie.experiment.setup import optimizer_values
+from coterie.experiment.setup import optimizer_of
 from coterie.methods.fields import AnyMethod, values_of
 
 # Settings of a simulation, and the name of a published setting, whose values are all in the table already.
@@ -139,7 +139,7 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
             problems.append("deploy.secure: a recommendation compares the sites' messages one by one: leave secure out")
     if problems or config is None or method is None or settings is None:
         raise ConfigError(problems)
-    resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}
+    resolved = {"hyper": values_of(method), "optimizer": optimizer_of(method) or config.optimizer}
     return config.model_copy(update=resolved), method, settings
 
 

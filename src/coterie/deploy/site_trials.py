@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.optimizers import OPTIMIZERS
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
 from coterie.deploy import guard, messages
@@ -126,6 +127,9 @@ def fold_data(own: Federation, fold: int, folds: int, seed: int) -> Federation:
 def _workbench(site: Site, trial: messages.Trial, facts: FederationFacts, own: Federation) -> Workbench:
     if trial.method not in METHODS:
         raise Refused("bad-header", f"there is no method '{trial.method}'")
+    # What a site imports is for the site to say, not for the server: names of the library's own, or the site's.
+    if (named := dict(trial.optimizer).get("name", "sgd")) not in (*OPTIMIZERS, site.config.optimizer.get("name")):
+        raise Refused("bad-header", f"there is no optimizer '{named}'")
     about = {"method": trial.method, "hyper": dict(trial.hyper), "optimizer": dict(trial.optimizer), "reference": False}
     config = site.config.model_copy(update=about)
     return Workbench.build(config, method_of(config), site.model, facts, own)

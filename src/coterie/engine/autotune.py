@@ -22,6 +22,7 @@ from coterie.compute.compiled import Outcome, observing, slowest, stored_only
 from coterie.compute.cpu import cores
 from coterie.compute.inductor import compiling_takes
 from coterie.compute.packing import best_width
+from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.errors import CoterieError
 from coterie.core.user_code import in_user_code
@@ -370,5 +371,6 @@ def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: l
 
 def first_steps(batches: Batches, steps: int) -> Batches:
     """Keep the first steps of the round, as one epoch."""
-    index, mask, key = (part.flatten(1, 2)[:, None, :steps] for part in (batches.index, batches.mask, batches.key))
-    return batches._replace(index=index, mask=mask, key=key)
+    parts = (batches.index, batches.mask, batches.key, batches.pace)
+    first = tree.map(lambda part: part.flatten(1, 2)[:, None, :steps], parts)
+    return batches._replace(**dict(zip(("index", "mask", "key", "pace"), first, strict=True)))

@@ -241,7 +241,7 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
     )
-    sim.shares, sim.heard = setup.shares, config.clients_heard
+    sim.shares, sim.heard, sim.sampler = setup.shares, config.clients_heard, config.sampler
     if attack is not None and attack in MESSAGES:
         sim.tamper, sim.hostile = tampering(attack, hostile, config.seed), frozenset(hostile)
     compiled = not unavailable() if config.compile is None else config.compile

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from coterie.core.device import parse as parse_device
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import suggest
-from coterie.core.optimizers import OPTIMIZERS
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
@@ -26,10 +25,13 @@ from coterie.data.partition import check_spec
 from coterie.engine.peers import parse, read_edges
 from coterie.evaluation import BETTER
 from coterie.experiment import silos as silo_settings
+from coterie.experiment import training_settings
 from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
-from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters
+from coterie.experiment.training_settings import SamplerSetting, ScheduleSetting, ServerOptimizerSetting
+from coterie.methods.fields import AnyMethod, build, find_method, hyper_parameters
+from coterie.methods.named import build_optimizer, optimizer_fields
 from coterie.models import find_model
 from coterie.parts import robust
 
@@ -100,12 +102,26 @@ class Config(BaseModel):
     clients_heard: int | None = Field(
         None, ge=1, description="how many of the clients of a round are averaged; by default all"
     )
+    sampler: SamplerSetting = Field(
+        None, description="who takes part: uniform (default), by-size, round-robin, or your own as package.module:name"
+    )
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
     robust: str | None = Field(
         None, description="average robustly: median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto"
     )
+    server_optimizer: ServerOptimizerSetting = Field(
+        None,
+        description="the server steps towards the average: fedavgm, fedadam:lr=0.01, fedyogi, fedadagrad, or your own",
+    )
+    schedule: ScheduleSetting = Field(
+        None,
+        description="of the learning rate: cosine, step:every=10:factor=0.5, warmup:rounds=5:then=cosine, or your own; "
+        "cosine:per=step changes with every step",
+    )
+    clip_gradient: float | None = Field(None, gt=0, description="clip gradients to this norm, whatever the optimiser")
+    clip_gradient_value: float | None = Field(None, gt=0, description="clip each number of a gradient to -x..x")
     privacy: Literal["record", "site-local", "site-central"] | None = Field(
         None, description="differential privacy of single examples (record) or of clients as a whole (site-...)"
     )
@@ -178,7 +194,7 @@ class Config(BaseModel):
         None, description="also log each round to tensorboard, mlflow, or both (separated by a comma)"
     )
     hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
-    optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw) and its settings")
+    optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw, rmsprop) and its settings")
 
     @field_validator("memory")
     @classmethod
@@ -262,7 +278,8 @@ class Config(BaseModel):
     def plan(self) -> Plan:
         """Return how many minibatches of which size a client draws in a round."""
         chance = self.privacy == "record" and self.method != "local"
-        return Plan(self.batch_size, self.local_epochs, self.local_steps, poisson=chance)
+        pacing = training_settings.pacing_of(self)
+        return Plan(self.batch_size, self.local_epochs, self.local_steps, poisson=chance, pacing=pacing)
 
     @property
     def takes_last(self) -> bool:
@@ -274,13 +291,12 @@ class Config(BaseModel):
         return self.clients_per_round or max(1, round(self.fraction * clients))
 
     def ready(self, method: AnyMethod) -> AnyMethod:
-        """Return the method as this run calls it: for its number of rounds, and robust if that is asked for.
+        """Return the method as this run calls it: for its number of rounds, and with what is wrapped around it.
 
         Raises:
-            ConfigError: it cannot be made robust.
+            ConfigError: it cannot be made robust, or its server cannot have an optimiser.
         """
-        method = method.scheduled(self.rounds)
-        return method if self.robust is None or self.method == "local" else robust.robust(method, self.robust)
+        return training_settings.as_trained(self, method.scheduled(self.rounds))
 
     def to_file(self) -> dict[str, Any]:
         """Return what config.toml holds: of two settings that exclude each other, only the one in force."""
@@ -394,7 +410,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         if against := [f"{key} = {getattr(config, key)!r}" for key, other in asked.items() if other]:
             problems.append(f"debug runs one client at a time in this process: leave out {', '.join(against)}")
         config = config.model_copy(update=DEBUGGING)
-    problems += privacy_problems(config)
+    problems += privacy_problems(config) + training_settings.problems_of(config)
     if config.device != "cpu" and config.workers is None:
         config = config.model_copy(update={"workers": 1})
     if config.device != "cpu" and config.workers != 1:
@@ -410,9 +426,14 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             problems += error.problems
     method, more = _method(config)
     problems += more
+    if method is not None:
+        try:
+            method = config.ready(method)
+        except ConfigError as error:
+            problems += error.problems
     if problems or method is None:
         raise ConfigError(problems)
-    return config, config.ready(method)
+    return config, method
 
 
 def method_of(config: Config) -> AnyMethod:
@@ -443,15 +464,18 @@ def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:
     return (None if problems else method), problems + more
 
 
-def flags(method: str) -> dict[str, tuple[str, str]]:
-    """Return {flag: (table, key)} for the settings that live in a table: the method's and the optimisers'."""
+def flags(method: str, optimizer: Any = None) -> dict[str, tuple[str, str]]:
+    """Return {flag: (table, key)} for the settings that live in a table: the method's and the optimisers'.
+
+    With an `optimizer` of the user's own, as a setting has it, those of its fields are among them.
+    """
     try:
         cls, _ = find_method(method)
     except ConfigError:  # it cannot be imported: `resolve` reports that, with everything else that is wrong
         cls = None
     found: dict[str, tuple[str, str]] = {}
-    for optimizer in OPTIMIZERS.values():
-        found |= {hyper.flag: ("optimizer", hyper.name) for hyper in hyper_parameters(optimizer)}
+    for each in optimizer_fields(optimizer):
+        found[each.flag] = ("optimizer", each.name)
     found["--optimizer"] = ("optimizer", "name")
     if cls is not None:
         found |= {hyper.flag: ("hyper", hyper.name) for hyper in hyper_parameters(cls)}

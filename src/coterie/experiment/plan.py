@@ -235,12 +235,13 @@ def _rounds_of_each(setup: Setup) -> list[int] | None:
     """Return in how many rounds each client takes part; None if that is long to find out."""
     config, size = setup.config, len(setup.federation.names)
     participants = config.participants(size)
-    if participants >= size:
+    if participants >= size and config.sampler is None:
         return [config.rounds] * size
     if config.rounds * size > MAX_SAMPLED:
         return None
     empty = State((), ())
     sim = Probe(setup.method, setup.task, setup.federation, config.plan(), participants, config.seed, empty)
+    sim.sampler = config.sampler
     times = [0] * size
     for number in range(1, config.rounds + 1):
         for client in sim.sample(number):

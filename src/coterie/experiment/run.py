@@ -39,6 +39,7 @@ from coterie.experiment.simulation import Simulation
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
 from coterie.experiment.take_home.held_out import TINY, predict_held_out, tiny_clients
+from coterie.experiment.training_settings import from_python
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile, each, recording, span, timed
 from coterie.storage import files
@@ -209,7 +210,8 @@ def resume(
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
-            choose otherwise what they take home.
+            choose otherwise what they take home. `optimizer`, `schedule`, `sampler` and `server_optimizer`, if they
+            were given in Python and have no import path; they must be the same again.
 
     Returns:
         The result of the whole run.
@@ -219,11 +221,13 @@ def resume(
         ConfigError: the data or the model came from Python and are not given, or another setting is.
     """
     path = Path(path)
+    values = read_config(path)
+    own = {key: taking.pop(key) for key in from_python(values) & taking.keys()}
     if other := [key for key in taking if key not in adopt.SETTINGS]:
         raise ConfigError([f"{', '.join(other)}: a run is resumed as it began, but for {', '.join(adopt.SETTINGS)}"])
     if (path / "deployment.json").exists():
         raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' continues it")
-    values = read_config(path) | {key: value for key, value in taking.items() if value is not None}
+    values |= own | {key: value for key, value in taking.items() if value is not None}
     check_files(path)
     named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
     for key, value in {"data": data, "model": model}.items():
@@ -280,7 +284,7 @@ def execute(
     sim = Simulation.start(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
-    sim.heard, sim.shares = config.clients_heard, setup.shares
+    sim.heard, sim.shares, sim.sampler = config.clients_heard, setup.shares, config.sampler
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it

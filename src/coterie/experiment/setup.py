@@ -13,13 +13,17 @@ from torch.utils.data import Dataset
 
 from coterie.core import device, rng
 from coterie.core.errors import ConfigError
+from coterie.core.optimizers import Optimizer
 from coterie.core.task import Task, make_task
 from coterie.core.user_code import in_user_code
+from coterie.core.wrapped import plain
 from coterie.data import Federation, from_clients, load
 from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
+from coterie.engine.samplers import Turnout
 from coterie.evaluation.metrics import METRICS, default_metric
+from coterie.experiment import training_settings
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
@@ -27,7 +31,9 @@ from coterie.experiment.privacy.site_level import Shares
 from coterie.experiment.references import check as check_table
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
+from coterie.experiment.training_settings import clipping_of
 from coterie.methods.fields import AnyMethod, name_of, values_of
+from coterie.methods.named import optimizer_values
 from coterie.models import find_model
 from coterie.profiling import timed
 
@@ -53,8 +59,8 @@ class Setup:
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
         method = method.scheduled(self.config.rounds)
-        settings: dict[str, Any] = {"method": name_of(method), "hyper": values_of(method)}
-        settings["optimizer"] = optimizer_values(method) or self.config.optimizer
+        settings: dict[str, Any] = {"method": name_of(method), "hyper": values_of(method), **clipping_of(method)}
+        settings["optimizer"] = optimizer_of(method) or self.config.optimizer
         if self.config.epsilon is not None:
             settings["noise"] = None  # to be found anew
         config = self.config.model_copy(update=settings)
@@ -102,7 +108,9 @@ def prepare(
     if absent:
         raise ConfigError([absent])
     if not isinstance(method, str):
-        config = config.model_copy(update={"method": name_of(method)})
+        config = config.model_copy(update={"method": name_of(method), **clipping_of(method)})
+        if problems := training_settings.problems_of(config):
+            raise ConfigError(problems)
         built = config.ready(method)
         config = config.model_copy(update={"hyper": values_of(built)})
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.data_seed)
@@ -112,7 +120,7 @@ def prepare(
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
+    resolved = {"hyper": values_of(built), "optimizer": optimizer_of(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
     return make_private(Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out))
 
@@ -121,7 +129,7 @@ def make_private(setup: Setup) -> Setup:
     """Return the setup with the privacy that its configuration asks for."""
     if setup.config.privacy is None:
         return setup
-    rounds = rounds_of_each(setup.config, setup.federation.names)
+    rounds = rounds_of_each(setup.config, setup.federation)
     made = install(setup.config, setup.method, setup.task, setup.federation, rounds)
     # The noise that was found is written down, so that a run is resumed with the same.
     noise = setup.config.noise if made.budget is None else made.budget.noise
@@ -131,11 +139,16 @@ def make_private(setup: Setup) -> Setup:
 
 def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
     """Build the task and find the metric, and check at once all that can only be checked with the data at hand."""
-    problems = []
-    if config.participants(len(federation.names)) > len(federation.names):
+    problems, participants = [], config.participants(len(federation.names))
+    if participants > len(federation.names):
         problems.append(
             f"clients_per_round = {config.clients_per_round}, but there are {len(federation.names)} clients"
         )
+    elif config.sampler is not None:
+        try:
+            Turnout(config.sampler, federation.names, federation.sizes, participants, config.seed).of(1)
+        except ConfigError as error:
+            problems += error.problems
     names = METRICS[federation.kind]
     metric = config.select or default_metric(federation.num_classes)
     if metric not in names:
@@ -158,7 +171,8 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
 
 def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Move hyper-parameters of the method and of the optimisers to their tables; keys of `Config` stay."""
-    tables = {flag[2:].replace("-", "_"): place for flag, place in flags(method).items()}
+    of_tables = flags(method, settings.get("optimizer"))
+    tables = {flag[2:].replace("-", "_"): place for flag, place in of_tables.items()}
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if value is None:
@@ -236,7 +250,7 @@ def num_outputs(federation: Federation) -> int:
     return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
 
 
-def optimizer_values(method: AnyMethod) -> dict[str, Any]:
+def optimizer_of(method: AnyMethod) -> dict[str, Any]:
     """Return the name and settings of a method's optimiser, or {} if it has none."""
-    optimizer = getattr(getattr(method, "optimizer", None), "unguarded", None)
-    return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}
+    optimizer = getattr(method, "optimizer", None)
+    return optimizer_values(plain(optimizer)) if isinstance(optimizer, Optimizer) else {}

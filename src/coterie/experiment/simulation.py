@@ -21,7 +21,7 @@ from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
-from coterie.engine import Central, ClientRunner, Place, Rows, in_order
+from coterie.engine import Central, ClientRunner, Place, Rows, in_order, samplers
 from coterie.engine.engine import one_thread, threads_for
 from coterie.evaluation import Predictions, Scores
 from coterie.experiment.divergence import find_divergence
@@ -65,6 +65,7 @@ class Simulation:
     # (round, ids, down, ups) -> the messages as hostile clients make them; None: nobody is hostile
     tamper: Callable[[int, list[int], Tree, Tree], Tree] | None = None
     hostile: frozenset[int] = frozenset()  # ids of clients that may diverge, since nobody believes them anyway
+    sampler: samplers.Function | None = None  # chooses who takes part; None: all have the same chance
 
     @classmethod
     def start(
@@ -114,14 +115,19 @@ class Simulation:
 
     def sample(self, round: int) -> list[int]:
         """Return the clients that take part in a round, by number."""
-        return self._smallest(self._everyone, self.participants, "participation", round)
+        return self._turnout.of(round)
+
+    @functools.cached_property
+    def _turnout(self) -> samplers.Turnout:
+        names, sizes = self.federation.names, self.federation.sizes
+        return samplers.Turnout(self.sampler, names, sizes, self.participants, self.seed)
 
     def _smallest(self, ids: list[int], size: int, purpose: str, round: int) -> list[int]:
         """Choose `size` clients at random: each draws a number by its name, and those with the smallest are chosen."""
         if size >= len(ids):
             return ids
         tickets = rng.seeds_of((self.seed, purpose, round), [self.federation.names[i] for i in ids])
-        return sorted(ids[k] for k in tickets.argsort(kind="stable")[:size])
+        return [ids[k] for k in samplers.smallest(tickets, size)]
 
     def train(self, round: int, engine: ClientRunner) -> Round:
         """Run a round: dispatch, local updates, aggregation.
@@ -316,7 +322,10 @@ class Simulation:
 
     def _personal(self, round: int, ids: list[int]) -> Any:
         rows_of = self._rows(ids, self._send(ids, *self._for_evaluation, round))
-        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False)
+        pacing = self.plan.pacing and self.plan.pacing.at_full_pace()
+        plan = replace(
+            self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False, pacing=pacing
+        )
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, plan, "personalize", round)

@@ -109,7 +109,7 @@ class FedEPFT(Method[Server, Client, Server, Up]):
         w = task.split(down.w)[0]
         site = Client(*({name: part[name] for name in w} for part in client))
         cavity, centre = self._cavity(site, w, down.precision)
-        strength = self._strength(cavity, batches.count)
+        strength = self._strength(cavity, batches)
         theta, loss = train(task, self.optimizer, down.w, batches, _pull, (centre, strength))
         trained, buffers = task.split(task.sent(theta))
         new = tree.scale(_curvature(task, theta, batches.epoch(0)), batches.count)
@@ -143,11 +143,14 @@ class FedEPFT(Method[Server, Client, Server, Up]):
         centre = {name: (precision[name] * w[name] - site.natural[name]) / cavity[name] for name in w}
         return cavity, centre
 
-    def _strength(self, cavity: Params, count: Tensor) -> Params:
-        """Return the pull to mu_-i: Lambda_-i / n_i, but no more than a step can follow."""
-        step = self.optimizer.steady_step()
-        wanted = tree.map(lambda leaf: leaf / count, cavity)
-        return wanted if step is None else tree.map(lambda leaf: leaf.clamp_max(1 / step), wanted)
+    def _strength(self, cavity: Params, batches: Batches) -> Params:
+        """Return the pull to mu_-i: Lambda_-i / n_i, but no more than the largest step can follow."""
+        step = self.optimizer.at_full_pace.steady_step()
+        wanted = tree.map(lambda leaf: leaf / batches.count, cavity)
+        if step is None:
+            return wanted
+        most = 1 / (step * batches.top_pace())
+        return tree.map(lambda leaf: leaf.clamp_max(most), wanted)
 
 
 def _pull(theta: Params, anchor: Any) -> Tensor:

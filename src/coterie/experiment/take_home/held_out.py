@@ -74,7 +74,7 @@ def _trained(setup: Setup, rounds: int, engine: ClientRunner) -> Predictions:
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
     store = Store(parse_bytes(config.memory) // 2, None)
     sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
-    sim.heard = config.clients_heard
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     for number in range(1, rounds + 1):
         sim.train(number, engine)
     return sim.predictions(rounds, engine)

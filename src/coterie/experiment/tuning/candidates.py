@@ -190,7 +190,7 @@ def _begin(trainee: Trainee) -> Simulation:
     store = Store(parse_bytes(config.memory) // 2, states.path / "checkpoints")
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
     sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
-    sim.heard = config.clients_heard
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     if trainee.done:
         sim.state, _ = states.load(trainee.done, sim.state)
     return sim

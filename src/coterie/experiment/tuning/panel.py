@@ -66,7 +66,7 @@ def score_chosen(search: MethodSearch, federation: Federation, tell: Progress, c
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
     store = Store(parse_bytes(config.memory) // 2, None)
     sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
-    sim.heard = config.clients_heard
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     engine = engines.engine(setup, sim)
     best, standing, at, sent, spent = sim.state, -math.inf, 0, 0, 0.0
     try:
