@@ -30,7 +30,8 @@ PUBLIC = {
     "Compare, tune, recommend": "compare compare_runs compare_tuned Comparison tune Tuning recommend Recommendation",
     "Data": "Federation from_clients",
     "Models that clients take home": "load export onboard",
-    "Write a method": "Method Task SGD Adam AdamW METHODS tree",
+    "Write a method": "Method Task METHODS tree",
+    "Optimisers, schedules, samplers": "Optimizer SGD Adam AdamW RMSprop Schedule Sampler",
     "Errors": "CoterieError ConfigError DataError CoterieWarning",
 }
 FLOWER = "client_app server_app"

@@ -1,16 +1,21 @@
 """What the documents say is true: their code runs, their method obeys the laws."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from glob import glob
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import coterie
 from coterie import METHODS, testing
+from coterie.cli import app
+from coterie.core import extensions
 from coterie.testing import messages
 from tests.cli.commands import cli
 
@@ -83,6 +88,43 @@ def test_the_python_for_own_data_runs():
             space,
         )
         assert list(space["result"].names) == ["north", "south"]
+
+
+@pytest.fixture
+def ours(tmp_path, monkeypatch):
+    """The file of the page on extensions, in the current folder, and installed as a package with its entry points."""
+    *definitions, example = blocks("docs/extend.md")
+    (tmp_path / "ours.py").write_text("\n".join(definitions))
+    facts = tmp_path / "ours-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+    groups = tomllib.loads(blocks("docs/extend.md", "toml")[0])["project"]["entry-points"]
+    lines = [
+        line for group, names in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in names.items()))
+    ]
+    (facts / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    extensions.added.cache_clear()
+    yield example
+    extensions.added.cache_clear()
+    sys.modules.pop("ours", None)
+
+
+def test_every_command_of_the_page_on_extensions_is_understood(ours, monkeypatch):
+    """Up to where training would begin; and all together from Python, with training."""
+    began = []
+    monkeypatch.setattr("coterie.cli.run.run_setup", lambda setup, *_, **__: began.append(setup.config) or 1 / 0)
+    typed = commands("docs/extend.md")
+    assert len(typed) > 12
+    for command in typed:
+        done = CliRunner().invoke(app, [*command.split()[1:], "--quiet", "--data", "hospitals"])
+        assert isinstance(done.exception, ZeroDivisionError), command + done.output
+    assert len(began) == len(typed)
+    assert (began[-1].schedule.period, began[-1].optimizer["name"]) == (3, "ours:Lion")
+    assert began[-1].to_file()["sampler"] == "ours:half_of_the_large"
+    names = vars(importlib.import_module("ours"))
+    exec(compile(ours, "extend.md", "exec"), dict(names))
 
 
 TUTORIAL = "docs/first-federation.md"

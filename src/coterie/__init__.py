@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from coterie.core.optimizers import SGD as SGD
     from coterie.core.optimizers import Adam as Adam
     from coterie.core.optimizers import AdamW as AdamW
+    from coterie.core.optimizers import Optimizer as Optimizer
+    from coterie.core.optimizers import RMSprop as RMSprop
+    from coterie.core.schedules import Schedule as Schedule
     from coterie.core.task import Task as Task
     from coterie.data import Federation as Federation
     from coterie.data import from_clients as from_clients
+    from coterie.engine.samplers import Sampler as Sampler
     from coterie.evaluation import Benefit as Benefit
     from coterie.experiment.attack import attack as attack
     from coterie.experiment.plan import RunPlan as RunPlan
@@ -50,6 +54,10 @@ _WHERE = {
     "SGD": "core.optimizers",
     "Adam": "core.optimizers",
     "AdamW": "core.optimizers",
+    "Optimizer": "core.optimizers",
+    "RMSprop": "core.optimizers",
+    "Schedule": "core.schedules",
+    "Sampler": "engine.samplers",
     "Benefit": "evaluation",
     "Comparison": "experiment.several.comparison",
     "ConfigError": "core.errors",

@@ -66,7 +66,8 @@ def test_step_by_step_it_is_the_same_curve_at_more_places():
     for schedule, slower in ((Cosine(0.1, "step"), Cosine(0.1)), (Warmup(2, 0.1, "step"), Warmup(8, 0.1))):
         expected = np.array([slower(t, 4 * ROUNDS) for t in range(4 * ROUNDS)])
         np.testing.assert_allclose(ours(schedule, 4), expected, rtol=1e-6)
-    assert changes_within_a_round(Warmup(2, then=Cosine(per="step"))) and not changes_within_a_round(Warmup(2))
+    assert changes_within_a_round(Warmup(2, then=Cosine(per="step")))
+    assert not changes_within_a_round(Warmup(2))
     assert len(set(Pacing(Cosine(), ROUNDS).paces(3, 4).tolist())) == 1  # by the round, all steps of a round are alike
 
 

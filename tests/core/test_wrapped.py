@@ -81,13 +81,14 @@ def test_wrapping_again_replaces_what_was_there():
 def test_step_sizes_are_values_whatever_is_wrapped_around():
     one, other = (wrapped(SGD(lr), norm=1.0, value=None, paced=True) for lr in (0.1, 0.3))
     taker, lr = without_lr(one, PARAMS)
-    assert taker == without_lr(other, PARAMS)[0] and float(lr) == pytest.approx(0.1)
+    assert taker == without_lr(other, PARAMS)[0]
+    assert float(lr) == pytest.approx(0.1)
     assert float(plain(with_lr(taker, lr)).lr) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("lr", [1e-3, 0.01, 0.05, 0.2])
 def test_the_step_of_an_envelope_with_a_schedule_is_the_same(lr):
-    """lam = 15 and K = 5: from lr = 1 / 15 on, a step goes all the way. At a step size of 0 it is the limit, 1 / (K lam)."""
+    """lam = 15, K = 5: from lr = 1 / 15 on, a step goes all the way; at 0 it is the limit, 1 / (K lam)."""
     paced = Paced(SGD(1.0))
     with at_pace(torch.tensor(lr)):
         assert float(envelope_step(paced, 15.0, 5)) == pytest.approx(envelope_step(SGD(lr), 15.0, 5), rel=1e-4)

@@ -65,7 +65,7 @@ def test_yogi_comes_down_slowly():
 
 
 def test_fedadam_is_torchs_adam_without_the_correction_of_its_start():
-    """torch's step is lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps): with both rescaled each time, they are equal."""
+    """torch's step is lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps): with lr and eps rescaled, they are equal."""
     lr, b1, b2, tau = 0.03, 0.9, 0.99, 1e-3
     free = X["w"].clone().requires_grad_()
     theirs = torch.optim.Adam([free], lr=lr, betas=(b1, b2), eps=tau)
@@ -92,12 +92,13 @@ def test_adagrad_is_torchs():
 @pytest.mark.parametrize("name", ADMITTED)
 def test_the_whole_step_without_momentum_is_the_method(name):
     """To rounding, and buffers (of BatchNorm) bit for bit; whatever the method's server keeps beside the model."""
-    ours = kit.simulate(server_optimized(METHODS[name](), FedAvgM(1.0, 0.0)), rounds=1)
+    ours = kit.simulate(server_optimized(METHODS[name]().scheduled(1), FedAvgM(1.0, 0.0)), rounds=1)
     theirs = kit.simulate(METHODS[name](), rounds=1)
     kit.same(ours.state.server.server, theirs.state.server, name, 1e-5)
     flat, expected = tree.pack(ours.state.server.server), tree.pack(theirs.state.server)
     stepped = ours.state.server.stepped
-    assert stepped and not any("running" in path or "num_batches" in path for path in stepped)
+    assert stepped
+    assert not any("running" in path or "num_batches" in path for path in stepped)
     beside = [path for path in flat if path.split("/")[-1] not in {each.split("/")[-1] for each in stepped}]
     assert all(torch.equal(flat[path], expected[path]) for path in beside)
 
@@ -127,7 +128,8 @@ def test_each_steps_from_the_servers_model_towards_what_the_method_makes_of_it(n
     inner.train(2, kit.LOOP)
     sim.train(2, kit.LOOP)
     old, mean, new = (
-        each if part is None else getattr(each, part[0]) for each in (before.server, inner.state.server, sim.state.server.server)
+        each if part is None else getattr(each, part[0])
+        for each in (before.server, inner.state.server, sim.state.server.server)
     )
     prefix = "" if part is None else f"{part[0]}/"
     grads = {f"{prefix}{key}": old[key] - mean[key] for key in old}

@@ -19,6 +19,7 @@ from coterie.cli.tables import print_result
 from coterie.core.errors import ConfigError
 from coterie.data import Federation
 from coterie.data.tables.schema import schema_from_dict
+from coterie.experiment import training_settings
 from coterie.experiment.config import Config, default_out
 from coterie.experiment.plan import first_look
 from coterie.experiment.run import run_setup, with_profile
@@ -97,6 +98,7 @@ def describe(setup: Setup) -> str:
         f"{_count(len(setup.federation.names), 'client')}, model {config.model}",
         f"{_count(config.rounds, 'round')} of {_count(number, unit)}",
         *optimizer,
+        *training_settings.in_words(config),
     ]
     return f"{config.data}: {', '.join(parts)}"
 

@@ -154,8 +154,6 @@ class RMSprop(Optimizer):
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 
 
-
-
 def _adam_init(params: Params) -> Tree:
     zeros = tree.map(torch.zeros_like, params)
     device = next((value.device for value in params.values()), None)  # there may be nothing to train

@@ -143,5 +143,7 @@ def _value(schedule: Any, t: float, rounds: int) -> float:
         why = f"{type(error).__name__}: {error}{in_user_code(error)}"
         raise ConfigError([f"schedule: it cannot be asked at t = {t:g} of {rounds} rounds: {why}"]) from error
     if not (math.isfinite(found) and found >= 0):
-        raise ConfigError([f"schedule: at t = {t:g} of {rounds} rounds it returns {value!r}: return a number of 0 or more"])
+        raise ConfigError(
+            [f"schedule: at t = {t:g} of {rounds} rounds it returns {value!r}: return a number of 0 or more"]
+        )
     return found

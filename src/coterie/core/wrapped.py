@@ -94,7 +94,7 @@ class Paced(Wrapped):
         if pace is None:
             raise ConfigError(
                 [
-                    "schedule: this method reads the optimiser's step size outside of a step, where it has no schedule: "
+                    "schedule: this method reads the optimiser's step size outside of a step, where it is not known: "
                     "let it read `optimizer.at_full_pace` there, and multiply by `batches.total_pace()`"
                 ]
             )

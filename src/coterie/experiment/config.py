@@ -194,7 +194,9 @@ class Config(BaseModel):
         None, description="also log each round to tensorboard, mlflow, or both (separated by a comma)"
     )
     hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
-    optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw, rmsprop) and its settings")
+    optimizer: dict[str, Any] = Field(
+        default_factory=dict, description="name (sgd, adam, adamw, rmsprop) and its settings"
+    )
 
     @field_validator("memory")
     @classmethod

@@ -323,9 +323,7 @@ class Simulation:
     def _personal(self, round: int, ids: list[int]) -> Any:
         rows_of = self._rows(ids, self._send(ids, *self._for_evaluation, round))
         pacing = self.plan.pacing and self.plan.pacing.at_full_pace()
-        plan = replace(
-            self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False, pacing=pacing
-        )
+        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False, pacing=pacing)
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, plan, "personalize", round)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer
 
 from coterie.core.errors import ConfigError
-from coterie.core.optimizers import OPTIMIZERS, Optimizer
+from coterie.core.optimizers import Optimizer
 from coterie.core.schedules import SCHEDULES, Pacing, Schedule
 from coterie.core.wrapped import Clipped, Wrapped, wrapped
 from coterie.engine.samplers import SAMPLERS, Sampler
@@ -23,6 +23,7 @@ from coterie.parts.server_optimizers import SERVER_OPTIMIZERS, server_optimized
 SCHEDULE = Kind("schedule", SCHEDULES, Schedule, "f(t, rounds)")
 SAMPLER = Kind("sampler", SAMPLERS, Sampler, "f(clients, number, round, seed)")
 SERVER_OPTIMIZER = Kind("server optimizer", SERVER_OPTIMIZERS, Optimizer)
+GIVEN = "_given"  # an attribute of a method that has things wrapped around it: the method without them
 CLIPPING = ("clip_gradient", "clip_gradient_value")
 
 
@@ -71,6 +72,30 @@ def problems_of(config: Any) -> list[str]:
     return found
 
 
+def in_words(config: Any) -> list[str]:
+    """Return what a line about the run says of these settings; nothing of those that are not set."""
+    found = []
+    if config.schedule is not None:
+        found.append(f"schedule {_name(SCHEDULE, config.schedule)}")
+    if clips := [f"{getattr(config, key):g}" for key in CLIPPING if getattr(config, key) is not None]:
+        found.append(f"gradients clipped to {' and '.join(clips)}")
+    if config.sampler is not None:
+        found.append(f"sampler {_name(SAMPLER, config.sampler)}")
+    if config.server_optimizer is not None:
+        found.append(f"server optimizer {_name(SERVER_OPTIMIZER, config.server_optimizer)}")
+    return found
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Return those of these settings that are set, as a file has them."""
+    keys = ("schedule", *CLIPPING, "sampler", "server_optimizer")
+    return {key: value for key, value in config.model_dump(include=set(keys)).items() if value is not None}
+
+
+def _name(kind: Kind, thing: Any) -> str:
+    return kind.write(thing).partition(":")[0] if type(thing) in kind.known.values() else kind.write(thing)
+
+
 def clipping_of(method: AnyMethod) -> dict[str, float | None]:
     """Return the settings of the clipping that is wrapped around the optimiser of an instance, if any is."""
     optimizer = getattr(method, "optimizer", None)
@@ -87,23 +112,22 @@ def pacing_of(config: Any) -> Pacing | None:
 def as_trained(config: Any, method: AnyMethod) -> AnyMethod:
     """Return a method as a run calls it: robust, with the server's optimiser, and with its own one wrapped.
 
-    Messages are made robust first; the server's optimiser steps towards their mean.
+    Messages are made robust first; the server's optimiser steps towards their mean. A method that a run calls already
+    is taken as it was before.
 
     Raises:
         ConfigError: it cannot be robust, or its server cannot have an optimiser.
     """
+    given = method = getattr(method, GIVEN, method)
     if config.method != "local":
         if config.robust is not None:
             method = robust.robust(method, config.robust)
         if config.server_optimizer is not None:
             method = server_optimized(method, config.server_optimizer)
     optimizer = getattr(method, "optimizer", None)
-    if not isinstance(optimizer, Optimizer):
-        return method
-    made = wrapped(
-        optimizer,
-        norm=config.clip_gradient,
-        value=config.clip_gradient_value,
-        paced=config.schedule is not None,
-    )
-    return with_optimizer(method, made)
+    if isinstance(optimizer, Optimizer):
+        norm, value, paced = config.clip_gradient, config.clip_gradient_value, config.schedule is not None
+        method = with_optimizer(method, wrapped(optimizer, norm=norm, value=value, paced=paced))
+    if method is not given:
+        object.__setattr__(method, GIVEN, given)
+    return method

@@ -236,7 +236,9 @@ def problems_of_steps(optimizer: Optimizer) -> list[str]:
     except Exception as error:
         why = f"{type(error).__name__}: {error}{in_user_code(error)}"
         return [f"{called}: its steps cannot be taken for several clients at once, with a tensor as lr: {why}"]
-    if not all(torch.allclose(one, both[0], 1e-4, 1e-6) for one, both in zip(expected.values(), found.values(), strict=True)):
+    if not all(
+        torch.allclose(one, both[0], 1e-4, 1e-6) for one, both in zip(expected.values(), found.values(), strict=True)
+    ):
         return [f"{called}: with a tensor as lr, its steps are others: let `update` read `self.lr` each time"]
     return []
 

@@ -40,7 +40,7 @@ def pull_of_a_round(optimizer: Optimizer, share: float, trained: Mapping[str, Te
         trained: the trained parameters.
         batches: the client's minibatches, of which those that are not masked out are its K steps.
     """
-    optimizer = optimizer.at_full_pace
+    optimizer = getattr(optimizer, "at_full_pace", optimizer)
     lr: Any = getattr(optimizer, "lr", None)
     if lr is None:
         raise CoterieError(f"an automatic pull needs an optimiser with a step size `lr`, and {optimizer} has none")

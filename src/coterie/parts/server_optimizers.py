@@ -15,9 +15,9 @@ and begin with u = m = 0 and v = tau^2. There is no correction of the bias at th
 Delta is -g. FedAvgM with momentum 0 and lr 1 is the method without a server optimiser (tested).
 
 This is a wrapper around the server's functions of any method that averages (`server_optimized`), not a method: robust
-averages and clipped or noised messages come before it. Buffers and frozen parameters are averaged, not stepped. What the
-optimiser remembers is a part of the server's state, and is sent nowhere. Any `coterie.core.optimizers.Optimizer` can be
-the server's.
+averages and clipped or noised messages come before it. Buffers and frozen parameters are averaged, not stepped. What
+the optimiser remembers is a part of the server's state, and is sent nowhere. Any optimiser (`coterie.core.optimizers`)
+can be the server's.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ def _model(method: AnyMethod, server: Any) -> Tree:
     if method.stepped is None and not isinstance(server, dict):
         raise ConfigError(
             [
-                f"server_optimizer: the server's state of {type(method).__name__} is not just a model: let its `stepped` "
-                "name the fields that hold the averaged models, or be () if there are none"
+                f"server_optimizer: the server's state of {type(method).__name__} is not just a model: let its "
+                "`stepped` name the fields that hold the averaged models, or be () if there are none"
             ]
         )
     return server if method.stepped is None else {name: getattr(server, name) for name in method.stepped}

@@ -22,6 +22,7 @@ from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
 from coterie.evaluation.bootstrap import draws, statistic
 from coterie.evaluation.metrics import AVERAGES
+from coterie.experiment import training_settings
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home import adopt
@@ -107,6 +108,7 @@ def make_card(
         "clients": len(others) or len(result.clients),
         "method": {"name": config.method, "paper": _paper(result.method), "hyper": config.hyper},
         "optimizer": config.optimizer,
+        "training": training_settings.to_json(config),
         "model": config.model,
         "input_shape": list(federation.x.shape[1:]),
         "outputs": "logits" if federation.num_classes else "values",
@@ -369,6 +371,7 @@ def _made(card: dict[str, Any]) -> list[str]:
     method, optimizer, versions = card["method"], dict(card["optimizer"]), card["versions"]
     values = {"model": card["model"], **card["schedule"]}
     values |= {"optimizer": optimizer.pop("name", "the method's own"), **optimizer, **method["hyper"]}
+    values |= card.get("training", {})
     lines = ["| setting | value |", "|---|---|", f"| method | {method['name']} |"]
     lines += [f"| {key} | {_cell(str(value))} |" for key, value in values.items()]
     return [*lines, "", f"Made with {', '.join(f'{name} {version}' for name, version in versions.items())}."]
