@@ -38,5 +38,9 @@ def test_all_rounds_schedules_and_step_sizes_share_a_compiled_step(method):
     kit.same(found, trained(method, kit.LOOP, schedule), "compiled", 1e-4)
     trained(method, Engine("stacked", compiled=True, threads=True), Constant(0.5))
     if isinstance(method, FedAvg):  # whose step has no step size of its own
-        trained(FedAvg(Paced(Clipped(SGD(0.3, momentum=0.9), 1.0))), Engine("stacked", compiled=True, threads=True), schedule)
+        trained(
+            FedAvg(Paced(Clipped(SGD(0.3, momentum=0.9), 1.0))),
+            Engine("stacked", compiled=True, threads=True),
+            schedule,
+        )
     assert compilations() - before == 1

@@ -94,8 +94,9 @@ class Paced(Wrapped):
         if pace is None:
             raise ConfigError(
                 [
-                    "schedule: this method reads the optimiser's step size outside of a step, where it is not known: "
-                    "let it read `optimizer.at_full_pace` there, and multiply by `batches.total_pace()`"
+                    "schedule: this method takes a step, or reads the optimiser's step size, outside of the steps of a "
+                    "client's training, where it is not known: let it read `optimizer.at_full_pace` there, and "
+                    "multiply by `batches.total_pace()`; or leave schedule out"
                 ]
             )
         if isinstance(pace, tuple):

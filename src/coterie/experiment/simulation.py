@@ -394,7 +394,8 @@ class Simulation:
         """Say which client diverged, in which step, and what to try."""
         found = find_divergence(self.method.local_update, self.task, rows_of([client]))
         where, advice = (found.in_words(), found.advice()) if found else ("", "")
-        name, lr = self.federation.names[client], getattr(getattr(self.method, "optimizer", None), "lr", None)
+        name, optimizer = self.federation.names[client], getattr(self.method, "optimizer", None)
+        lr = getattr(getattr(optimizer, "at_full_pace", optimizer), "lr", None)
         now = f", now {lr:g}" if isinstance(lr, float | int) else ""
         return (
             f"{DIVERGED}: client '{name}' has NaN or infinite values in round {round}{where}. {advice}"

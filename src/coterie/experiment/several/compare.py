@@ -19,7 +19,6 @@ import torch
 
 from coterie.core.errors import CheckpointError, ConfigError
 from coterie.core.extensions import suggest
-from coterie.core.optimizers import OPTIMIZERS
 from coterie.core.task import Task
 from coterie.core.toml import read_toml, to_toml
 from coterie.data.federation import Federation, split_again
@@ -42,6 +41,7 @@ from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import rewrite_cards
 from coterie.experiment.take_home.held_out import tiny_clients
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
+from coterie.methods.named import optimizer_fields
 from coterie.storage import files
 from coterie.storage.run_folder import COMPLETE, HELD_OUT, VALIDATION, RunFolder, model_file, safe_name
 
@@ -404,7 +404,7 @@ def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: boo
     """
     shared = set(Config.model_fields) - {"method", *TABLES}
     if named:
-        shared |= {"optimizer", *(hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls))}
+        shared |= {"optimizer", *(hyper.name for hyper in optimizer_fields(settings.get("optimizer")))}
     theirs = {name for names in own.values() for name in names}
     for key in settings:
         if key not in shared | theirs:
