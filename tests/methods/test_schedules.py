@@ -141,7 +141,7 @@ def test_pfedme_by_hand_under_a_schedule():
 
 
 def test_a_schedule_that_comes_to_nothing_leaves_finite_numbers():
-    """A pace of 0 takes no step, and nobody divides by it: these have step sizes or pulls that follow the optimiser's."""
+    """Nobody divides by a pace of 0. These methods have step sizes or pulls that follow the optimiser's."""
     for name in ("fedmap", "fedamp", "pfedme", "pfedbred", "pfedbayes", "fedep-ft", "qlsd-ft", "apfl", "scaffold"):
         cls = METHODS[name]
         sim = run(with_optimizer(cls(), Paced(SGD(0.1))), Pacing(Step(1, 1e-30), ROUNDS))
