@@ -37,6 +37,8 @@ ABOUT_MORE = {
     "deploy/test_hostile": "false messages of every kind",
     "deploy/test_soak": "many rounds with many sites",
     "deploy/test_guide": "docs/deploy.md",
+    "compute/test_pace": "learning rates with a schedule in compiled steps",
+    "methods/test_schedules": "every method under a schedule",
     "experiment/take_home/test_silos": "what a site with a file of its own takes home",
     "models/test_models": "every network that has a name",
     "report/test_browser": "the page in a real browser",

@@ -166,6 +166,16 @@ def test_budgets_follow_the_sampler():
     assert uniform < by_size, "only a uniform sample makes the budget smaller"
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_schedule_does_not_change_what_privacy_costs(method):
+    how = {**QUICK, "noise": 1.0, "reference": False}
+    plain, paced = (
+        coterie.run(method, two_kinds(4), schedule=schedule, **how) for schedule in (None, "warmup:rounds=9:per=step")
+    )
+    assert plain.budget == paced.budget
+    assert plain.rounds[1]["info"]["loss"] != paced.rounds[1]["info"]["loss"]
+
+
 def test_with_privacy_of_sites_the_server_steps_after_the_noise():
     how = {**QUICK, "rounds": 1, "noise": 0.5, "privacy": "site-central", "reference": False, "clip_gradient": 1.0}
     plain = coterie.run("fedavg", two_kinds(4), **how)

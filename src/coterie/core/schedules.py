@@ -110,12 +110,14 @@ class Pacing:
     rounds: int
 
     def paces(self, round: int, steps: int) -> NDArray[np.float32]:
-        """Return the pace of each of a client's `steps` steps of a round (which are counted from 1): [steps].
+        """Return the pace of each of a client's `steps` steps of a round: [steps].
+
+        Rounds are counted from 1; what is tried before the first is as in the first.
 
         Raises:
             ConfigError: the schedule does not return a number that a step size can be multiplied by.
         """
-        return _paces(self.schedule, self.rounds, round, steps)
+        return _paces(self.schedule, self.rounds, min(max(round, 1), self.rounds), steps)
 
     def at_full_pace(self) -> Pacing:
         """Return paces of 1, with which what has no schedule shares the steps of what has one."""

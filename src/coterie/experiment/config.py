@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from coterie.core.device import parse as parse_device
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import suggest
+from coterie.core.units import parse_bytes
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
@@ -34,8 +35,6 @@ from coterie.methods.fields import AnyMethod, build, find_method, hyper_paramete
 from coterie.methods.named import build_optimizer, optimizer_fields
 from coterie.models import find_model
 from coterie.parts import robust
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 # A setting may be called `schema`, although pydantic's models had a method of that name once. The warning comes when
 # the class is made; afterwards the filters are what they were.
@@ -323,19 +322,6 @@ _usual_filters.__exit__(None, None, None)
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def parse_bytes(text: str) -> int:
-    """Return the number of bytes that text such as '500MB' or '2GB' means.
-
-    Raises:
-        ValueError: the text is not a size.
-    """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?B?)\s*", text.upper())
-    if not match or match[1].count(".") > 1 or match[1] == ".":
-        raise ValueError("give a size such as 500MB or 2GB")
-    unit = match[2] if match[2] in _UNITS else match[2] + "B"
-    return max(1, int(float(match[1]) * _UNITS.get(unit, 1)))
 
 
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:

@@ -17,6 +17,7 @@ from coterie.compute.availability import asked_for_plain
 from coterie.core import client_rows
 from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.core.toml import read_toml, to_toml
+from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data import Federation
 from coterie.data.loading import is_known
@@ -24,7 +25,6 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import METRICS, with_one_nan
 from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.debugging import debugging
 from coterie.experiment.global_tests import both_tests
 from coterie.experiment.notebook import Heard, listener

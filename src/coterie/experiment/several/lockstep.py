@@ -21,9 +21,9 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import chunk_size
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.result import Result

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner
 from coterie.evaluation import Predictions
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import DIVERGED, Simulation
 from coterie.experiment.tuning.folds import pieces_of

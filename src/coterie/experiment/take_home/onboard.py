@@ -25,6 +25,7 @@ from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.method import Info, Newcomer, Population
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
+from coterie.core.units import parse_bytes
 from coterie.data import Federation, from_clients
 from coterie.data.tables.schema import schema_from_dict
 from coterie.data.tables.silos import Silos, load_silos
@@ -32,7 +33,7 @@ from coterie.data.weights import balanced
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.experiment.conclude import add_benefit
-from coterie.experiment.config import Config, parse_bytes, resolve
+from coterie.experiment.config import Config, resolve
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 from coterie.compute.compiled import compilations
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner, Engine
 from coterie.engine.autotune import shaped
 from coterie.evaluation.metrics import average
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
 from coterie.experiment.several.lockstep import memory_for

@@ -13,12 +13,12 @@ import torch
 
 from coterie.core.errors import CheckpointError, CoterieError
 from coterie.core.method import Population
+from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import average
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
