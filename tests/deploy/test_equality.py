@@ -63,8 +63,9 @@ def test_schedule_sampler_and_server_optimizer_are_the_simulators_bits(topology,
     setup, server, queue = make("fedprox", tmp_path, clients_per_round=3, topology=topology, **TRAINING)
     book = ledger()
     result, whole = server.run(book), run_setup(setup, None)
-    assert result.clients == whole.clients
-    assert [row["info"] for row in result.reference.rounds] == [row["info"] for row in whole.reference.rounds]
+    for ours, theirs in ((result, whole), (result.reference, whole.reference)):
+        for one, other in zip(ours.rounds, theirs.rounds, strict=True):
+            assert {key: one[key] for key in METRICS[:4]} == {key: other[key] for key in METRICS[:4]}
     sim = simulate(setup)
     if topology == "server":
         kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
