@@ -184,6 +184,15 @@ def test_with_privacy_of_sites_the_server_steps_after_the_noise():
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_newcomer_has_its_own_copy_of_the_server_and_its_memory():
+    """Whoever is sampled by name, it joins a server that has an optimiser."""
+    how = {**QUICK, **ALL, "reference": False, "holdout": 0.2, "fraction": 0.5}
+    for method in ("fedavg", "scaffold"):
+        result = coterie.run(method, two_kinds(5), **(how | {"sampler": by_thirds}))
+        (joined,) = result.onboarded
+        assert len(joined.clients) == 1
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """An installed package with a schedule, an optimiser, a sampler and an optimiser of the server."""

@@ -57,9 +57,8 @@ class Request:
         """Add the flags that one of the methods has to `values`; the others become problems."""
         methods = list(methods)
         theirs = [_hyper_parameters(name) for name in methods]
-        known = {
-            each.key: each for each in optimizer_fields(self.values.get("optimizer"))
-        }  # also of one's own optimiser
+        of_optimizer = optimizer_fields(self.values.get("optimizer"))  # which may be the user's own
+        known = {each.key: each for each in of_optimizer}
         known |= {name: hyper for each in theirs for name, hyper in (each or {}).items()}
         for key, value in self.method_flags.items():
             name, is_no = key.removeprefix("no_"), key.startswith("no_")

@@ -160,6 +160,7 @@ def join(finished: Finished, site: Federation, tell: Progress) -> Result:
     newcomer = method.onboard(task, Newcomer(server, task.init()), torch.tensor([row]), None)
     place = Guest(task, newcomer, row)
     alone_there = {"fraction": 1.0, "clients_per_round": None, "clients_heard": None, "holdout": 0.0}
+    alone_there["sampler"] = None
     engine = {"engine": "loop", "compile": False, "workers": 1}
     # It sends nothing that others would read, and what it takes home is not chosen here.
     engine |= {"privacy": None, "epsilon": None, "noise": None, "take_home": "federated"}
