@@ -64,7 +64,7 @@ def test_a_paced_step_is_one_of_another_size():
 def test_outside_of_a_step_the_step_size_is_not_known():
     paced = Paced(SGD(0.2))
     for read in (lambda: paced.lr, paced.steady_step, lambda: Private(paced, Guard(4)).lr):
-        with pytest.raises(ConfigError, match="outside of a step"):
+        with pytest.raises(ConfigError, match="outside of the steps"):
             read()
     assert paced.at_full_pace.lr == Clipped(paced, 1.0).at_full_pace.lr == 0.2
     assert Private(paced, Guard(4)).at_full_pace.lr == 0.2
