@@ -6,7 +6,7 @@ The configuration holds the things themselves; a file holds their text (`coterie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -42,9 +42,14 @@ def _setting(kind: Kind) -> Any:
     return Annotated[Any, BeforeValidator(read), PlainSerializer(write)]
 
 
-ScheduleSetting: Any = _setting(SCHEDULE)
-SamplerSetting: Any = _setting(SAMPLER)
-ServerOptimizerSetting: Any = _setting(SERVER_OPTIMIZER)
+if TYPE_CHECKING:
+    ScheduleSetting = Any
+    SamplerSetting = Any
+    ServerOptimizerSetting = Any
+else:
+    ScheduleSetting = _setting(SCHEDULE)
+    SamplerSetting = _setting(SAMPLER)
+    ServerOptimizerSetting = _setting(SERVER_OPTIMIZER)
 
 
 def from_python(values: Mapping[str, Any]) -> set[str]:
