@@ -26,6 +26,7 @@ from coterie.data.partition import check_spec
 from coterie.data.user_source import defaults_of, is_user_source
 from coterie.engine.peers import parse, read_edges
 from coterie.evaluation import BETTER
+from coterie.experiment import find_callbacks
 from coterie.experiment import silos as silo_settings
 from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
@@ -33,6 +34,7 @@ from coterie.experiment.tracking import parse as parse_trackers
 from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters
 from coterie.models import find_model
 from coterie.parts import robust
+from coterie.report import user_sections
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -138,6 +140,15 @@ class Config(BaseModel):
     select: str | None = Field(
         None, description="validation metric that selects the round; by default balanced_accuracy or rmse"
     )
+    early_stop: int | None = Field(
+        None, ge=1, description="stop after so many evaluated rounds without a better validation score; reference too"
+    )
+    callbacks: list[str] | None = Field(
+        None, description="called after each round, once for each: package.module:Class:option=value"
+    )
+    sections: list[str] | None = Field(
+        None, description="added to the report, once for each: package.module:function:option=value"
+    )
     average: Literal["mean", "trimmed"] | None = Field(
         None,
         description="over clients, of metrics; trimmed leaves out extremes (default over Flower; else mean)",
@@ -214,6 +225,11 @@ class Config(BaseModel):
     def _silos(cls, value: Any) -> Any:
         paths = [value] if isinstance(value, str) else value
         return silo_settings.find_files(paths) if isinstance(paths, list) and all(map(_is_text, paths)) else paths
+
+    @field_validator("callbacks", "sections", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value or None
 
     @field_validator("columns", "missing", "drop", mode="before")
     @classmethod
@@ -407,6 +423,9 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             problems.append(f"debug runs one client at a time in this process: leave out {', '.join(against)}")
         config = config.model_copy(update=DEBUGGING)
     problems += privacy_problems(config)
+    if config.early_stop is not None and config.takes_last:
+        problems.append("early_stop: with privacy, stopping by validation data would tell of these; leave it out")
+    problems += find_callbacks.problems_of(config.callbacks or ()) + user_sections.problems_of(config.sections or ())
     if config.device != "cpu" and config.workers is None:
         config = config.model_copy(update={"workers": 1})
     if config.device != "cpu" and config.workers != 1:
