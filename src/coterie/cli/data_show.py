@@ -23,7 +23,10 @@ from coterie.storage import files
 
 
 def data_show(
-    name: Annotated[str, typer.Argument(help="a setting (see 'coterie data settings'), a data set, a file, or package.module:function")],
+    name: Annotated[
+        str,
+        typer.Argument(help="a setting (see 'coterie data settings'), a data set, a file, or package.module:function"),
+    ],
     partition: Annotated[
         str | None, typer.Option(help="how to split it among clients, such as dirichlet:0.3", metavar="SPEC")
     ] = None,

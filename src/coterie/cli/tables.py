@@ -38,13 +38,11 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
             say(console, f"{result.stopped.sentence()}{' The local reference, too.' if result.reference else ''}")
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
         by = f"{_average_name(result)} validation {metric_words(result.metric)}"
+        last = result.rounds[-1]["round"]
         if result.config.takes_last:
-            say(
-                console,
-                f"The last of {len(result.rounds)} rounds is taken: choosing one would tell of examples{alone}.",
-            )
+            say(console, f"The last of {last} rounds is taken: choosing one would tell of examples{alone}.")
         else:
-            say(console, f"Round {result.selected} of {len(result.rounds)} was selected by {by}{alone}.")
+            say(console, f"Round {result.selected} of {last} was selected by {by}{alone}.")
         say(console, rounds_sentence(result))
         say(console, fairness_sentence(result))
         say(console, verdict_sentence(result))

@@ -81,9 +81,7 @@ def usage(text: str, words: Sequence[str], options: dict[str, Parameter]) -> str
     """Return how the options are written: `my_package.parts:by_scanner:SCANNERS[:noise=0.1]`."""
     name = ":".join(text.split(":")[: len(text.split(":")) - len(words)])
     needed = [key.upper() for key, each in options.items() if each.default is Parameter.empty]
-    others = [
-        f"[:{key}={shown(each.default)}]" for key, each in options.items() if each.default is not Parameter.empty
-    ]
+    others = [f"[:{key}={shown(each.default)}]" for key, each in options.items() if each.default is not Parameter.empty]
     return ":".join([name, *needed]) + "".join(others)
 
 

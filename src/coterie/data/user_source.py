@@ -1,11 +1,11 @@
 """Data sources of users and of installed packages: a function that returns a federation, clients, or a pool.
 
-`--data my_package.data:hospitals:count=8` calls `hospitals(count=8)`. Parameters called `seed`, `validation`, `test` and
-`data_dir` are filled in with the run's settings. What the function returns may be
+`--data my_package.data:hospitals:count=8` calls `hospitals(count=8)`. Parameters called `seed`, `validation`, `test`
+and `data_dir` are filled in with the run's settings. What the function returns may be
 
 - a `Federation`: taken as it is;
-- an (x, y) pair of tensors or a dataset for each client, in a dict by name or in a list: split into training, validation
-  and test examples;
+- an (x, y) pair of tensors or a dataset for each client, in a dict by name or in a list: split into training,
+  validation and test examples;
 - a `Pool`, or one (x, y) pair of tensors: divided among clients by `--partition`, as a data set with a name is.
 """
 

@@ -60,7 +60,8 @@ class Config(BaseModel):
         None, description="folder with the data sets; by default the one that COTERIE_DATA names"
     )
     partition: str | None = Field(
-        None, description="how the data are divided among clients, such as iid, dirichlet:0.3, natural, package.module:function"
+        None,
+        description="how the data are divided among clients: iid, dirichlet:0.3, natural, package.module:function",
     )
     clients: int | None = Field(None, ge=1, description="number of clients that the data are divided among")
     split: Literal["random", "published"] = Field(

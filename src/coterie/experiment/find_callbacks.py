@@ -72,6 +72,8 @@ def _ready(given: Any) -> Any:
     """Return a callback, or what makes one: a class or a function, with its options."""
     if not isinstance(given, str):
         return given
+    if given.endswith(FROM_PYTHON):
+        raise ConfigError([f"callback '{given}': it has no name, so give it again in Python, with callbacks=[...]"])
     found, words = with_options(KIND, given, {})
     target = found.func if isinstance(found, functools.partial) else found
     if not isinstance(target, type):

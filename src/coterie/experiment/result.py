@@ -119,9 +119,8 @@ class Result:
 
     def __repr__(self) -> str:
         config = self.config
-        where = (
-            f"{config.method} on {config.data}, {len(self.clients)} clients, round {self.selected} of {len(self.rounds)}"
-        )
+        rounds = f"round {self.selected} of {self.rounds[-1]['round']}"
+        where = f"{config.method} on {config.data}, {len(self.clients)} clients, {rounds}"
         return f"<Result of {where}: test {self.metric} {self.mean():.4g}>"
 
     def _repr_html_(self) -> str:

@@ -23,9 +23,9 @@ from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import METRICS, with_one_nan
-from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment import report_data, stopping, tracking
 from coterie.experiment.callbacks import Watch
+from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
 from coterie.experiment.debugging import debugging
 from coterie.experiment.find_callbacks import FROM_PYTHON
@@ -77,9 +77,10 @@ def run(
         out: where to write the run folder; without it, nothing is written.
         progress: receives news of the run. By default a notebook shows a bar, and all else nothing; False: nothing.
         profile: record where the time goes. The result's `profile` then has it, and `out` gets a trace.json.
-        **settings: the keys of `Config` (`rounds`, `seed`, ...; `callbacks` may be objects, too), the method's hyper-parameters (`sigma2`, `mu`, ...)
-            and the optimiser's (`optimizer="adam"`, `lr`, ...). `setting="pfedvmp/fmnist-50c-dir0.3"` names a published
-            experiment, which provides all of these; what is given beside it takes precedence.
+        **settings: the keys of `Config` (`rounds`, `seed`, ...; `callbacks` may be objects, too), the method's
+            hyper-parameters (`sigma2`, `mu`, ...) and the optimiser's (`optimizer="adam"`, `lr`, ...).
+            `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which provides all of these; what is
+            given beside it takes precedence.
 
     Returns:
         Every client's metrics and model, and the comparison with training alone.

@@ -24,7 +24,6 @@ from coterie.data.partition.skew import clusters, dirichlet
 from coterie.data.partition.user import CLIENTS, Dealt, Owner, is_users, user_partition
 
 
-
 @dataclass(frozen=True)
 class Partition:
     """A partition with a name.
@@ -88,7 +87,9 @@ def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
     elif name in PARTITIONS:
         partition = PARTITIONS[name]
     else:
-        known = ", ".join([*(each.usage for each in PARTITIONS.values()), *added("partition"), "package.module:function"])
+        known = ", ".join(
+            [*(each.usage for each in PARTITIONS.values()), *added("partition"), "package.module:function"]
+        )
         raise ConfigError([f"there is no partition '{name}'{suggest(name, PARTITIONS)}; there are {known}"])
     keys = {**partition.keys, **_ANY}
     for place, word in enumerate(words):

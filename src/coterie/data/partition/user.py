@@ -2,9 +2,9 @@
 
 The function is called as `by_scanner(labels, clients, seed, owner, ...)`, with those of these four parameters that it
 has; all others are options. `labels` are the targets of all examples and `owner` their natural owners (None where the
-data has none), as arrays; `clients` is the number that was asked for (20, if none was and the parameter has no default).
-It returns the positions of every client's examples: a list of arrays, or a dict by the client's name. What it returns is
-checked: an example has at most one owner, and nobody is left without any.
+data has none), as arrays; `clients` is the number that was asked for (20, if none was and the parameter has no
+default). It returns the positions of every client's examples: a list of arrays, or a dict by the client's name. What it
+returns is checked: an example has at most one owner, and nobody is left without any.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def user_partition(spec: str, without_any: str) -> Callable[..., Dealt]:
     function, words = with_options(KIND, without_any, {})
     ready = with_given_options(KIND, without_any, function, words, GIVEN)
 
-    def deal(
-        labels: Labels, clients: int | None, seed: int, owner: Owner | None, values: Mapping[str, Any]
-    ) -> Dealt:
+    def deal(labels: Labels, clients: int | None, seed: int, owner: Owner | None, values: Mapping[str, Any]) -> Dealt:
         takes = parameters(function)
         if clients is not None and "clients" not in takes:
             raise ConfigError([f"clients = {clients}: partition '{spec}' has no parameter `clients`; leave this out"])

@@ -44,6 +44,7 @@ Wanted = Mapping[str, Range | None] | Sequence[str]
 # Settings that change neither what a candidate scores nor which is chosen.
 NOT_OF_A_SEARCH = (
     *("engine", "compile", "workers", "debug", "memory", "checkpoint_every", "report", "track", "device", "bf16"),
+    *("early_stop", "callbacks", "sections"),  # of the runs that follow
 )
 
 
@@ -279,6 +280,8 @@ def run_searches(
     folder = SearchFolder(path)
     done = by_method(folder.begin(searches.about()))
     choices = choices or Choices(methods=len(searches.methods))
+    if searches.setup.config.early_stop is not None or searches.setup.config.callbacks:
+        tell.say("A search trains all candidates as long; early_stop and callbacks are for the runs that follow it")
     with debugging(searches.setup.config):
         for label, search in searches.methods.items():
             if not search.candidates:
