@@ -76,7 +76,7 @@ def load(
         if isinstance(found, Federation):
             return found
         if not isinstance(found, Pool):
-            return from_clients(found, name=name, seed=seed, **shares)
+            return from_clients(found, name=name, seed=seed, validation=validation, test=test)
         pool = found
     elif source is not None and source.load is not None and partition is None and clients is None:
         return source.load(name, seed, validation, test, *_folder(source, data_dir))

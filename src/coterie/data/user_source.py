@@ -47,7 +47,8 @@ def find_source(data: str) -> Callable[..., Any]:
     Raises:
         ConfigError: there is none, or it does not have these options; it lists every problem.
     """
-    function, words = with_options(KIND, data, {})
+    none: Mapping[str, Callable[..., Any]] = {}  # of the library's own
+    function, words = with_options(KIND, data, none)
     return with_given_options(KIND, data, function, words, GIVEN)
 
 

@@ -61,7 +61,7 @@ class RunView:
     def scores(self) -> list[tuple[int, float]]:
         """Return (round, validation score) of every evaluated round; higher is better, also for an error."""
         found = [record for record in self.records if "validation" in record]
-        return [(record["round"], score_of(self.metric, self._average, dict(record))) for record in found]
+        return [(record["round"], score_of(self.metric, self._average, record)) for record in found]
 
     def model(self, client: str) -> nn.Module:
         """Return a copy of the model that a client would deploy now, in evaluation mode."""

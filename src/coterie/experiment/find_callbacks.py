@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.core.errors import ConfigError
@@ -12,6 +12,7 @@ from coterie.core.extensions import with_options
 from coterie.core.options import parameters, with_given_options
 
 KIND = "callback"
+OWN: Mapping[str, Any] = {}  # the library has none with a name
 FROM_PYTHON = " (from Python)"  # how config.toml marks one that it cannot name
 
 
@@ -74,7 +75,7 @@ def _ready(given: Any) -> Any:
         return given
     if given.endswith(FROM_PYTHON):
         raise ConfigError([f"callback '{given}': it has no name, so give it again in Python, with callbacks=[...]"])
-    found, words = with_options(KIND, given, {})
+    found, words = with_options(KIND, given, OWN)
     target = found.func if isinstance(found, functools.partial) else found
     if not isinstance(target, type):
         first = next(iter(parameters(found)), None)

@@ -13,7 +13,7 @@ import functools
 import html
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.core.errors import ConfigError, CoterieWarning
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from coterie.report.read import RunData
 
 KIND = "report section"
+OWN: Mapping[str, Callable[..., Any]] = {}  # the library has none with a name
 HEIGHT = 340  # of a figure that does not say
 
 
@@ -48,7 +49,7 @@ def find_section(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: there is none, or it does not have these options; it lists every problem.
     """
-    found, words = with_options(KIND, name, {})
+    found, words = with_options(KIND, name, OWN)
     if not inspect.isroutine(found) or _takes(found) not in ("run", "runs"):
         raise ConfigError([f"{KIND} '{name}' is not a function whose first parameter is `run` or `runs`"])
     return with_given_options(KIND, name, found, words, ("run", "runs"))

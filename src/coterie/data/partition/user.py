@@ -45,7 +45,8 @@ def user_partition(spec: str, without_any: str) -> Callable[..., Dealt]:
     Raises:
         ConfigError: there is no such function, or it does not have these options.
     """
-    function, words = with_options(KIND, without_any, {})
+    none: Mapping[str, Callable[..., Any]] = {}  # of the library's own
+    function, words = with_options(KIND, without_any, none)
     ready = with_given_options(KIND, without_any, function, words, GIVEN)
 
     def deal(labels: Labels, clients: int | None, seed: int, owner: Owner | None, values: Mapping[str, Any]) -> Dealt:
