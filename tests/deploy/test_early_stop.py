@@ -25,7 +25,8 @@ def test_it_stops_after_the_round_of_a_simulation(how, tmp_path):
     setup, server, queue = make(how.pop("method"), tmp_path, **LONG, **how)
     book = ledger()
     result, whole = server.run(book), run_setup(setup, tmp_path / "simulated", report=False)
-    assert result.stopped == whole.stopped and result.stopped.round < 20
+    assert result.stopped == whole.stopped
+    assert result.stopped.round < 20
     for ours, theirs in ((result, whole), (result.reference, whole.reference)):
         assert ours.selected == theirs.selected
         assert [row["round"] for row in ours.rounds] == [row["round"] for row in theirs.rounds]
@@ -43,7 +44,7 @@ def test_it_stops_after_the_round_of_a_simulation(how, tmp_path):
 
 
 def test_a_server_that_was_killed_does_not_go_on(tmp_path, monkeypatch):
-    setup, server, queue = make("fedavg", tmp_path, **LONG, reference=False)
+    setup, server, _queue = make("fedavg", tmp_path, **LONG, reference=False)
     whole = run_setup(setup, None)
     monkeypatch.setattr("coterie.deploy.server.Rounds.finish", lambda self: (_ for _ in ()).throw(ServerKilled))
     with pytest.raises(ServerKilled):
@@ -51,7 +52,8 @@ def test_a_server_that_was_killed_does_not_go_on(tmp_path, monkeypatch):
     monkeypatch.undo()
     result = server.run(Ledger.load(server.out))
     assert [row["round"] for row in result.rounds] == [row["round"] for row in whole.rounds]
-    assert result.stopped == whole.stopped and result.selected == whole.selected
+    assert result.stopped == whole.stopped
+    assert result.selected == whole.selected
 
 
 def test_what_only_a_simulation_can_call_is_refused(tmp_path):
@@ -59,7 +61,8 @@ def test_what_only_a_simulation_can_call_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="callbacks: over Flower the server decides when to stop, by early_stop"):
         part_of(setup, 2)
     flat = flatten(setup.config) | {"data": "hospitals", "model": "mlp"}
-    assert "callbacks" not in flat and flat["early_stop"] == ""
+    assert "callbacks" not in flat
+    assert flat["early_stop"] == ""
     section = "tests.report.test_user_sections:methods"
     with pytest.raises(ConfigError, match="sections: leave them out, and add them at the end: coterie report RUN"):
         read({**flat, "sections": section}, own_data=False, own_model=False)

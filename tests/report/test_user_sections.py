@@ -74,12 +74,14 @@ def test_sections_are_in_the_report_before_the_configuration(folder):
     headings = [section.heading for section in make([folder]).sections]
     assert headings[-3:] == ["The clients <that> are worst off", "A <heading>", "Configuration"]
     page = (folder / "report.html").read_text()
-    assert "<h2>The clients &lt;that&gt; are worst off</h2>" in page and "<h2>A &lt;heading&gt;</h2>" in page
+    assert "<h2>The clients &lt;that&gt; are worst off</h2>" in page
+    assert "<h2>A &lt;heading&gt;</h2>" in page
     for text in ("<b>bold</b>", "<i>text</i>", "<heading>", "<u>"):
         assert text not in page
     assert page.count("&lt;b&gt;bold&lt;/b&gt;") == 1, "its option says one client"
     drawn = figures(page)
-    assert drawn["own-1-3"]["layout"]["height"] == 200 and "template" not in drawn["own-1-3"]["layout"]
+    assert drawn["own-1-3"]["layout"]["height"] == 200
+    assert "template" not in drawn["own-1-3"]["layout"]
     assert drawn["own-1-3"]["layout"]["font"] == drawn["own-2-2"]["layout"]["font"] == drawn["data"]["layout"]["font"]
     assert "<h3>bars</h3>" in page
 
@@ -88,11 +90,15 @@ def test_the_report_finds_them_again_and_takes_more(folder, tmp_path):
     before = (folder / "report.html").read_text()
     assert write(folder, tmp_path / "again.html").read_text() == before
     page = write(folder, tmp_path / "more.html", sections=[f"{HERE}:methods"]).read_text()
-    assert "<h2>Methods</h2>" in page and "<h2>A &lt;heading&gt;</h2>" in page
+    assert "<h2>Methods</h2>" in page
+    assert "<h2>A &lt;heading&gt;</h2>" in page
     done = cli("report", folder, "--out", tmp_path / "cli.html", "--section", f"{HERE}:methods")
-    assert done.exit_code == 0 and (tmp_path / "cli.html").read_text() == page
+    assert done.exit_code == 0
+    assert (tmp_path / "cli.html").read_text() == page
     wrong = cli("report", folder, "--section", f"{HERE}:worst:top=1", "--section", f"{HERE}:gone")
-    assert wrong.exit_code == 2 and "no option 'top'" in wrong.output and "cannot be imported" in wrong.output
+    assert wrong.exit_code == 2
+    assert "no option 'top'" in wrong.output
+    assert "cannot be imported" in wrong.output
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,8 @@ def test_a_stop_is_shown(tmp_path):
     result = run(out, "fedavg", rounds=40, lr=1.0, early_stop=1, report=True)
     text = (out / "report.html").read_text()
     assert result.stopped is not None
-    assert f"stopped early, of 40 planned rounds" in text and f"{result.selected} of {len(result.rounds)}" in text
+    assert "stopped early, of 40 planned rounds" in text
+    assert f"{result.selected} of {len(result.rounds)}" in text
     assert f"This run stopped after round {result.stopped.round} of 40 by early_stop" in text
 
 

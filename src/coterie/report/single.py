@@ -86,7 +86,7 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         made.append(("clients that gain", f"{better} of {len(gains)}", beside))
     stopped = run.summary.get("stopped")
     beside = f"stopped early, of {stopped['planned']} planned rounds" if stopped else "by validation data"
-    made.append(("selected round", f"{run.selected} of {run.rounds[-1]['round']}", beside))
+    made.append(("selected round", f"{run.selected} of {run.last_round}", beside))
     made.append(("sent", bytes_in_words(cost.sent(run)), f"in {cost.duration(cost.seconds(run))}"))
     return made
 

@@ -33,7 +33,7 @@ from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.experiment import stopping
 from coterie.experiment.conclude import add_benefit
-from coterie.experiment.config import Config, parse_bytes, resolve
+from coterie.experiment.config import PARTITION_SETTINGS, Config, parse_bytes, resolve
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
@@ -214,7 +214,7 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     """
     _, about = find_client(run, 1)
     # The run's data are not needed, so it does not matter where its files were.
-    unused = ("silos", *OPTIONS, "callbacks", "sections")
+    unused = ("silos", *OPTIONS, *PARTITION_SETTINGS, "callbacks", "sections")
     values = {key: value for key, value in read_config(run).items() if key not in unused}
     config, method = resolve(values, own_data=True, own_model=True)
     if config.topology != "server":
