@@ -168,3 +168,10 @@ def test_names_of_packages_are_known(monkeypatch, package_of):
     assert load("wards:2", 0).names == ("site 0", "site 1")
     assert len(load("hospitals", 0).names) == 8, "ours come first"
     assert not is_known("ward")
+
+
+def test_newcomers_join_a_run_on_data_that_were_divided(tmp_path):
+    out = tmp_path / "run"
+    how = {**QUICK, "partition": "iid", "clients": 3, "model": "linear", "rounds": 2, "lr": 0.1}
+    coterie.run("fedavg", f"{NAME}:pool", out=out, **how)
+    assert coterie.onboard(out, pairs(1, 30, 5, torch.float32)["site 0"], name="late").names == ["late"]
