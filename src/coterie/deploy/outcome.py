@@ -86,7 +86,7 @@ def conclude(
     if not (out / "config.toml").exists():
         folder.create(to_toml(setup.config.to_file()))
     if stopped is not None:
-        stopping.write(out, stopped, setup.config)
+        stopping.write(out, stopped)
     if results is None and reference is not None:
         for row, gain, other in zip(rows, result.gains(), reference.clients, strict=True):
             row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]

@@ -254,7 +254,7 @@ def resume(
     if "select" not in values:  # an older version began it, which wrote down no default
         setup = replace(setup, metric=METRICS[setup.task.kind][0])
     if any(value is not None for value in taking.values()):
-        files.write_text(path / "config.toml", stopping.config_text(setup.config, stopping.read(path)))
+        files.write_text(path / "config.toml", stopping.with_note(to_toml(setup.config.to_file()), stopping.read(path)))
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
@@ -311,7 +311,7 @@ def execute(
         record_files(folder.path, federation.files)
     stopped = (stopping.read(out) if resume else None) or until
     if out and until:
-        stopping.write(out, until, config)
+        stopping.write(out, until)
     rounds = stopped.round if stopped else config.rounds
     start = RunStart(setup, sim, folder, rounds - done)
     engine: ClientRunner = thread.engine(start) if thread else pick_engine([start], start.probe, tell.say, choices)
@@ -344,7 +344,8 @@ def execute(
                     if "test" not in record:
                         evaluate(record)
                     if out:  # before the last checkpoint: what is resumed ends with the same round
-                        stopping.write(out, stopped, config)
+                        stopping.write(out, stopped)
+                    tell.say(f"{config.method} seed {config.seed}: {stopped.sentence()}")
             finally:  # also after a round of which a callback raises an error
                 last = number == (stopped.round if stopped else rounds)
                 journal.add(record, sim.state, best, kept, last=last)

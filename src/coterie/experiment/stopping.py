@@ -9,12 +9,12 @@ rounds (`Method.scheduled`) was told the planned one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CheckpointError
-from coterie.core.toml import to_toml
 from coterie.experiment.config import Config
 from coterie.experiment.records import better, score_of
 from coterie.storage import files
@@ -70,10 +70,12 @@ def early_stop(config: Config, metric: str, records: Sequence[Mapping[str, Any]]
     return Stop(records[-1]["round"], config.rounds, EARLY, why)
 
 
-def write(out: Path, stop: Stop, config: Config) -> None:
-    """Write stopped.json, and say in config.toml that the run stopped."""
+def write(out: Path, stop: Stop) -> None:
+    """Write stopped.json, and say in config.toml, which is there already, that the run stopped."""
     files.write_json(out / FILE, {"format": FORMAT, **stop.to_json()})
-    files.write_text(out / "config.toml", config_text(config, stop))
+    lines = (out / "config.toml").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = itertools.dropwhile(lambda line: line.startswith("#"), lines)  # without an earlier note
+    files.write_text(out / "config.toml", with_note("".join(kept), stop))
 
 
 def read(out: Path | None) -> Stop | None:
@@ -94,7 +96,14 @@ def read(out: Path | None) -> Stop | None:
     return found
 
 
-def config_text(config: Config, stop: Stop | None) -> str:
-    """Return config.toml; of a run that stopped, a comment says so."""
-    note = "" if stop is None else f"# {stop.sentence()}\n# 'coterie resume' does not go on after that round.\n"
-    return note + to_toml(config.to_file())
+def with_note(config_toml: str, stop: Stop | None) -> str:
+    """Return the content of config.toml, beginning with a comment if the run stopped."""
+    note = (
+        "" if stop is None else f"# {_one_line(stop.sentence())}\n# 'coterie resume' does not go on after that round.\n"
+    )
+    return note + config_toml
+
+
+def _one_line(text: str) -> str:
+    """Return text as a comment of TOML can hold it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

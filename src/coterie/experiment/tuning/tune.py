@@ -16,7 +16,7 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
-from coterie.experiment.config import TABLES
+from coterie.experiment.config import TABLES, Config
 from coterie.experiment.debugging import debugging
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
@@ -256,6 +256,7 @@ def run_tuning(
         report: write a page about the search.
     """
     tell = listener(progress)
+    say_who_stops(searches.setup.config, tell)
     with _folder(out) as path:
         run_searches(searches, path, tell)
         best = searches.best
@@ -273,6 +274,12 @@ def run_tuning(
     return Tuning(searches, best, comparison, out)
 
 
+def say_who_stops(config: Config, tell: Progress) -> None:
+    """Say that a search does not stop early, if its runs are to."""
+    if config.early_stop is not None or config.callbacks:
+        tell.say("A search trains all candidates as long; early_stop and callbacks are for the runs that follow it")
+
+
 def run_searches(
     searches: Searches, path: Path, tell: Progress, choices: Choices | None = None, train: Train | None = None
 ) -> None:
@@ -280,8 +287,6 @@ def run_searches(
     folder = SearchFolder(path)
     done = by_method(folder.begin(searches.about()))
     choices = choices or Choices(methods=len(searches.methods))
-    if searches.setup.config.early_stop is not None or searches.setup.config.callbacks:
-        tell.say("A search trains all candidates as long; early_stop and callbacks are for the runs that follow it")
     with debugging(searches.setup.config):
         for label, search in searches.methods.items():
             if not search.candidates:
