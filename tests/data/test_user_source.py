@@ -109,11 +109,12 @@ def test_settings_of_a_division_apply_to_pools_only():
         prepare("fedavg", f"{NAME}:pool", image_size=32)
 
 
-def test_settings_are_filled_in_unless_they_are_typed():
+def test_settings_are_filled_in():
     prepare("fedavg", f"{NAME}:recorded", seed=3, data_dir="there", model="linear")
-    prepare("fedavg", f"{NAME}:recorded:seed=8", seed=3, split_seed=4, model="linear")
     prepare("fedavg", f"{NAME}:recorded", seed=3, split_seed=4, model="linear")
-    assert calls == [("there", 3), (None, 8), (None, 4)]
+    assert calls == [("there", 3), (None, 4)]
+    with pytest.raises(ConfigError, match="has no option 'seed'"):
+        resolve({"data": f"{NAME}:recorded:seed=8"})
 
 
 def test_a_source_has_default_settings_that_the_user_overrides():

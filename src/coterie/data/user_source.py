@@ -79,7 +79,6 @@ def read_source(data: str, **settings: Any) -> Federation | Pool | Clients:
     """
     function = find_source(data)
     asked = {key: value for key, value in settings.items() if key in parameters(function)}
-    asked = {key: value for key, value in asked.items() if key not in getattr(function, "keywords", {})}
     try:
         found = function(**asked)
     except CoterieError:
