@@ -198,7 +198,8 @@ def test_every_command_of_the_page_on_extending_data_runs(clinics, package_of):
     assert "Stopped after round" in told[next(key for key in told if "Budget" in key)]
     (stopped,) = [told[key] for key in told if "--early-stop" in key]
     (promised,) = re.findall(r"^    (Stopped after .*)$", (ROOT / EXTEND).read_text(), re.M)
-    assert promised in stopped
+    words = re.sub(r"round\\ \d+", r"round\\ \\d+", re.escape(promised))  # another processor rounds otherwise
+    assert re.search(words, stopped)
     assert (clinics / "watched" / "norms.csv").read_text().startswith("2,scanner 1,")
     listed = cli("data").output + cli("data", "settings").output
     assert "Scans of several scanners, each of which" in listed
