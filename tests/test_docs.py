@@ -207,3 +207,48 @@ def test_no_document_names_a_file_that_is_not_there():
     for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`", path.read_text()):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+EXTEND = "docs/extend-data.md"
+
+
+@pytest.fixture
+def clinics(tmp_path, monkeypatch):
+    """The files of the page, in a folder that is searched, and nothing of them is left imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for block in blocks(EXTEND):
+        path = Path(re.match(r"# (\S+)\n", block)[1])
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(block)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "clinics"]:
+        del sys.modules[name]
+
+
+def test_every_command_of_the_page_on_extending_data_runs(clinics, package_of):
+    kinds = {group: kind for kind, group in extensions.GROUPS.items()}
+    (table,) = blocks(EXTEND, "toml")
+    groups = tomllib.loads(table)["project"]["entry-points"]
+    told = {}
+    for command in [*commands(EXTEND)]:
+        if "--section worst-clients" in command:  # the last one, of the installed package
+            for group, names in groups.items():
+                package_of(kinds[group], **names)
+        quick = "--engine loop --no-compile --workers 1" if command.startswith("coterie run") else ""
+        done = cli(*f"{command} {quick}".split()[1:])
+        assert done.exit_code == 0, f"{command}\n{done.output}"
+        told[command] = " ".join(done.output.split())
+    assert {"scans.html", "watched", "shown", "stopped"} <= {path.name for path in clinics.iterdir()}
+    shown = (clinics / "shown" / "report.html").read_text()
+    assert "<h2>The clients that are worst off</h2>" in shown
+    assert "<h2>How long the runs were</h2>" in shown
+    assert "Stopped after round" in told[next(key for key in told if "Budget" in key)]
+    (stopped,) = [told[key] for key in told if "--early-stop" in key]
+    (promised,) = re.findall(r"^    (Stopped after .*)$", (ROOT / EXTEND).read_text(), re.M)
+    words = re.sub(r"round\\ \d+", r"round\\ \\d+", re.escape(promised))  # another processor rounds otherwise
+    assert re.search(words, stopped)
+    assert (clinics / "watched" / "norms.csv").read_text().startswith("2,scanner 1,")
+    listed = cli("data").output + cli("data", "settings").output
+    assert "Scans of several scanners, each of which" in listed
+    assert "Whole scanners, so many" in listed

@@ -31,6 +31,7 @@ ABOUT_MORE = {
     "cli/test_app": "the command line as a whole",
     "cli/test_silos": "commands on sites' own files",
     "deploy/test_end_to_end": "a federation from its first command to a site's model",
+    "deploy/test_early_stop": "the end of a federation that stops early",
     "deploy/test_equality": "deployment equals simulation",
     "deploy/test_disk": "full disks, damaged files and kills",
     "deploy/test_faults": "sites and servers that die",

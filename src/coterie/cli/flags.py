@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ALLOW_UNKNOWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 USAGE = "[FILE.toml] [OPTIONS]"
+ONCE_FOR_EACH = {"callbacks": "--callback", "sections": "--section"}  # lists, of which a flag gives one
 _literal: Any = Literal
 OPTIMIZER = Hyper(
     "optimizer", _literal[tuple(OPTIMIZERS)], None, "optimiser of the clients, or your own as package.module:Name"
@@ -72,7 +73,8 @@ def _option(hyper: Hyper) -> inspect.Parameter:
         *([] if hyper.default is None else [f"default: {format_default(hyper.default)}"]),
     ]
     words = hyper.help + (f" ({', '.join(notes)})" if notes else "")
-    names = f"{hyper.flag}/--no-{hyper.flag[2:]}" if is_switch(hyper) else hyper.flag
+    flag = ONCE_FOR_EACH.get(hyper.name, hyper.flag)
+    names = f"{flag}/--no-{flag[2:]}" if is_switch(hyper) else flag
     option = typer.Option(names, help=words, metavar=None if is_switch(hyper) else _metavar(hyper))
     kind: Any = bool | None if is_switch(hyper) else list[str] | None if _base(hyper) == list[str] else str | None
     place = inspect.Parameter.KEYWORD_ONLY

@@ -92,11 +92,12 @@ def run(
 def describe(setup: Setup) -> str:
     """Say in one line what will be run."""
     config = setup.config
+    most = "at most " if config.early_stop is not None or config.callbacks else ""
     number, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
     optimizer = [f"{config.optimizer.get('name')} with lr {config.optimizer.get('lr')}"] if config.optimizer else []
     parts = [
         f"{_count(len(setup.federation.names), 'client')}, model {config.model}",
-        f"{_count(config.rounds, 'round')} of {_count(number, unit)}",
+        f"{most}{_count(config.rounds, 'round')} of {_count(number, unit)}",
         *optimizer,
         *training_settings.in_words(config),
     ]

@@ -34,15 +34,15 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
     if result.g_and_p:
         show(console, g_and_p_table(result))
     if not quiet:
+        if result.stopped:
+            say(console, f"{result.stopped.sentence()}{' The local reference, too.' if result.reference else ''}")
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
         by = f"{_average_name(result)} validation {metric_words(result.metric)}"
+        last = result.rounds[-1]["round"]
         if result.config.takes_last:
-            say(
-                console,
-                f"The last of {result.config.rounds} rounds is taken: choosing one would tell of examples{alone}.",
-            )
+            say(console, f"The last of {last} rounds is taken: choosing one would tell of examples{alone}.")
         else:
-            say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
+            say(console, f"Round {result.selected} of {last} was selected by {by}{alone}.")
         say(console, rounds_sentence(result))
         say(console, fairness_sentence(result))
         say(console, verdict_sentence(result))

@@ -34,6 +34,8 @@ SIMULATION_ONLY = (
     "holdout",
     "references",
     "track",
+    "callbacks",
+    "sections",
     "setting",
 )
 AVERAGE = "trimmed"  # by default, since sites report their own metrics
@@ -121,7 +123,7 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         values["model"] = "own-model"
     try:
         config, method = resolve(values, own_data=own_data, own_model=own_model)
-        problems += refuse_device(config)
+        problems += refuse_of_simulation(config)
     except ConfigError as error:
         problems += error.problems
     try:
@@ -143,10 +145,16 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
     return config.model_copy(update=resolved), method, settings
 
 
-def refuse_device(config: Config) -> list[str]:
-    """Return a problem if a device other than the CPU is asked for."""
-    problem = f"device = {config.device!r}: sites and their server run on the CPU; leave this out"
-    return [] if config.device == "cpu" else [problem]
+def refuse_of_simulation(config: Config) -> list[str]:
+    """Return problems if a device other than the CPU is asked for, or what only a simulation can call."""
+    problems = []
+    if config.device != "cpu":
+        problems.append(f"device = {config.device!r}: sites and their server run on the CPU; leave this out")
+    if config.callbacks:
+        problems.append("callbacks: over Flower the server decides when to stop, by early_stop; leave callbacks out")
+    if config.sections:
+        problems.append("sections: leave them out, and add them at the end: coterie report RUN --section ...")
+    return problems
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -231,6 +231,8 @@ def hostile_clients(setup: Setup, number: int) -> list[int]:
 def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> Attacked:
     """Do the same with a run that is prepared, and these clients hostile."""
     config, federation = setup.config, setup.federation
+    if config.early_stop is not None or config.callbacks:
+        raise ConfigError(["an attack is judged after the last planned round: leave out early_stop and callbacks"])
     names = federation.names
     honest = [i for i in range(len(names)) if i not in hostile]
     if attack == "label-flip":

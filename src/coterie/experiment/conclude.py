@@ -112,6 +112,8 @@ def summary(result: Result) -> dict[str, Any]:
             "test_weighted": {name: average(last[name], how, sizes) for name in names},
         },
     }
+    if result.stopped:
+        content["stopped"] = result.stopped.to_json()
     if result.budget:
         content["privacy"] = result.budget.to_json()
     if result.g_and_p:

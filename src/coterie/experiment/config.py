@@ -17,16 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.core.device import parse as parse_device
 from coterie.core.errors import ConfigError
-from coterie.core.extensions import suggest
+from coterie.core.extensions import added, suggest
 from coterie.core.units import parse_bytes
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
 from coterie.data.partition import check_spec
+from coterie.data.user_source import defaults_of, is_user_source
 from coterie.engine.peers import parse, read_edges
 from coterie.evaluation import BETTER
+from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment import silos as silo_settings
-from coterie.experiment import training_settings
 from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
@@ -35,6 +36,7 @@ from coterie.methods.fields import AnyMethod, build, find_method, hyper_paramete
 from coterie.methods.named import build_optimizer, optimizer_fields
 from coterie.models import find_model
 from coterie.parts import robust
+from coterie.report import user_sections
 
 # A setting may be called `schema`, although pydantic's models had a method of that name once. The warning comes when
 # the class is made; afterwards the filters are what they were.
@@ -50,12 +52,16 @@ class Config(BaseModel):
 
     setting: str | None = Field(None, description="a published experiment; `coterie data settings` lists them")
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
-    data: str = Field("hospitals", description="which data set (`coterie data` lists them), or a file's path")
+    data: str = Field(
+        "hospitals",
+        description="which data set (`coterie data` lists them), a file's path, or your own as package.module:function",
+    )
     data_dir: str | None = Field(
         None, description="folder with the data sets; by default the one that COTERIE_DATA names"
     )
     partition: str | None = Field(
-        None, description="how the data are divided among clients, such as iid, dirichlet:0.3, natural"
+        None,
+        description="how the data are divided among clients: iid, dirichlet:0.3, natural, package.module:function",
     )
     clients: int | None = Field(None, ge=1, description="number of clients that the data are divided among")
     split: Literal["random", "published"] = Field(
@@ -149,6 +155,15 @@ class Config(BaseModel):
     select: str | None = Field(
         None, description="validation metric that selects the round; by default balanced_accuracy or rmse"
     )
+    early_stop: int | None = Field(
+        None, ge=1, description="stop after so many evaluated rounds without a better validation score; reference too"
+    )
+    callbacks: list[str] | None = Field(
+        None, description="called after each round, once for each: package.module:Class:option=value"
+    )
+    sections: list[str] | None = Field(
+        None, description="added to the report, once for each: package.module:function:option=value"
+    )
     average: Literal["mean", "trimmed"] | None = Field(
         None,
         description="over clients, of metrics; trimmed leaves out extremes (default over Flower; else mean)",
@@ -227,6 +242,11 @@ class Config(BaseModel):
     def _silos(cls, value: Any) -> Any:
         paths = [value] if isinstance(value, str) else value
         return silo_settings.find_files(paths) if isinstance(paths, list) and all(map(_is_text, paths)) else paths
+
+    @field_validator("callbacks", "sections", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value or None
 
     @field_validator("columns", "missing", "drop", mode="before")
     @classmethod
@@ -352,8 +372,14 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             problems += error.problems
     base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in PARTITION_SETTINGS)}
     wanted = over(base, given)
-    source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
+    data = str(wanted.get("data", Config.model_fields["data"].default))
+    source, users = SOURCES.get(data), not own_data and not own_files and is_user_source(data)
     defaults = {} if source is None or own_data else dict(source.defaults)
+    if source is None and users:
+        try:
+            defaults = defaults_of(data)
+        except ConfigError as error:
+            problems += error.problems
     if own_files:
         source, defaults = None, dict(silo_settings.DEFAULTS)
     if "partition" in wanted:
@@ -372,16 +398,18 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
     named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
     named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
     problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
-    divisible = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    divisible = source.pool if source is not None and not own_data else (is_path(config.data) or users) and not own_data
     unused = [key for key in PARTITION_SETTINGS if getattr(config, key) != Config.model_fields[key].default]
     if own_files:
         config = config.model_copy(update={"data": silo_settings.DATA})
         divisible = False
     if unused and not divisible:
         problems.append(f"{', '.join(unused)}: {config.data} is already divided among clients, so leave this out")
-    if source is None and not own_data and not own_files and not is_path(config.data):
+    if source is None and not own_data and not own_files and not users and not is_path(config.data):
+        known = [*SOURCES, *added("data source")]
         problems.append(
-            f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
+            f"there is no data set '{config.data}'{suggest(config.data, known)}; there are {', '.join(known)}, "
+            "or package.module:function"
         )
     if "local_steps" in given and "local_epochs" in given:
         problems.append("give local_epochs or local_steps, not both")
@@ -399,6 +427,9 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             problems.append(f"debug runs one client at a time in this process: leave out {', '.join(against)}")
         config = config.model_copy(update=DEBUGGING)
     problems += privacy_problems(config) + training_settings.problems_of(config)
+    if config.early_stop is not None and config.takes_last:
+        problems.append("early_stop: with privacy, stopping by validation data would tell of these; leave it out")
+    problems += find_callbacks.problems_of(config.callbacks or ()) + user_sections.problems_of(config.sections or ())
     if config.device != "cpu" and config.workers is None:
         config = config.model_copy(update={"workers": 1})
     if config.device != "cpu" and config.workers != 1:

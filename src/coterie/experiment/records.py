@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from coterie.data import Federation
@@ -55,7 +56,7 @@ def better(new: float, old: float) -> bool:
     return new > old or (math.isnan(old) and not math.isnan(new))
 
 
-def score_of(metric: str, how: str | None, record: dict[str, Any]) -> float:
+def score_of(metric: str, how: str | None, record: Mapping[str, Any]) -> float:
     """Return the number that rounds are selected by, of which higher is better; `how` clients are averaged.
 
     Where the metric is defined for no client, as an AUROC is if all validation parts have one class, it is the loss.

@@ -20,6 +20,7 @@ from coterie.experiment import show
 from coterie.experiment.config import Config
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.references import References
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.adopt import Adoption
 from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod
@@ -56,6 +57,7 @@ class Result:
     held_out: Predictions | None = None  # for more examples, where those for validation are few (take_home.held_out)
     take_home: Adoption | None = None  # what each client keeps, if it may choose
     budget: Budget | None = None  # what its privacy costs; None: it has none
+    stopped: Stop | None = None  # after which round it stopped, and why; None: it had all planned rounds
     references: References | None = None  # what usual models reach on the same tables
     onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round
     profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was recorded
@@ -117,9 +119,8 @@ class Result:
 
     def __repr__(self) -> str:
         config = self.config
-        where = (
-            f"{config.method} on {config.data}, {len(self.clients)} clients, round {self.selected} of {config.rounds}"
-        )
+        rounds = f"round {self.selected} of {self.rounds[-1]['round']}"
+        where = f"{config.method} on {config.data}, {len(self.clients)} clients, {rounds}"
         return f"<Result of {where}: test {self.metric} {self.mean():.4g}>"
 
     def _repr_html_(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,12 @@ from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import METRICS, with_one_nan
-from coterie.experiment import report_data, tracking
+from coterie.experiment import report_data, stopping, tracking
+from coterie.experiment.callbacks import Watch
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.debugging import debugging
+from coterie.experiment.find_callbacks import FROM_PYTHON
+from coterie.experiment.find_callbacks import make as make_callbacks
 from coterie.experiment.global_tests import both_tests
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
@@ -36,6 +40,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
 from coterie.experiment.take_home.held_out import TINY, predict_held_out, tiny_clients
@@ -73,9 +78,10 @@ def run(
         out: where to write the run folder; without it, nothing is written.
         progress: receives news of the run. By default a notebook shows a bar, and all else nothing; False: nothing.
         profile: record where the time goes. The result's `profile` then has it, and `out` gets a trace.json.
-        **settings: the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...)
-            and the optimiser's (`optimizer="adam"`, `lr`, ...). `setting="pfedvmp/fmnist-50c-dir0.3"` names a published
-            experiment, which provides all of these; what is given beside it takes precedence.
+        **settings: the keys of `Config` (`rounds`, `seed`, ...; `callbacks` may be objects, too), the method's
+            hyper-parameters (`sigma2`, `mu`, ...) and the optimiser's (`optimizer="adam"`, `lr`, ...).
+            `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which provides all of these; what is
+            given beside it takes precedence.
 
     Returns:
         Every client's metrics and model, and the comparison with training alone.
@@ -153,11 +159,12 @@ def _run(
     with span("run", run=setup.config.method):
         result = execute(setup, out, tell, resume=resuming, thread=thread, choices=choices)
     if beside_local:
-        alone = setup.with_method(local_like(setup.method))
+        alone = setup.with_method(local_like(setup.method)).without_stopping()
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
+        until = None if result.stopped is None else result.stopped.of_reference(setup.config.method)
         with span("run", run="local"):
-            result.reference = execute(alone, beside, tell, resume=begun, choices=choices)
+            result.reference = execute(alone, beside, tell, resume=begun, choices=choices, until=until)
         if beside:
             write_tables(result.reference, beside)
     if setup.config.references:
@@ -198,6 +205,7 @@ def resume(
     data: Data | None = None,
     model: Model | None = None,
     device: str | None = None,
+    callbacks: Sequence[Any] | None = None,
     progress: Heard = None,
     **taking: Any,
 ) -> Result:
@@ -208,6 +216,7 @@ def resume(
         data: the data, if they were given in Python; they must be the same again.
         model: the model, if it was given in Python; it must be the same again.
         device: continue on this device; by default on the one the run began on.
+        callbacks: the callbacks, if some were given in Python: all of them again.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
             choose otherwise what they take home. `optimizer`, `schedule`, `sampler` and `server_optimizer`, if they
@@ -237,6 +246,11 @@ def resume(
             )
         if value is not None:
             values[key] = value
+    if callbacks is not None:
+        values["callbacks"] = callbacks
+    elif theirs := [name for name in values.get("callbacks", ()) if name.endswith(FROM_PYTHON)]:
+        words = f"this run's callbacks {', '.join(theirs)}: resume it with coterie.resume('{path}', callbacks=[...])"
+        raise ConfigError([words])
     if device is not None:
         values["device"] = device
         values.pop("workers", None)
@@ -244,7 +258,7 @@ def resume(
     if "select" not in values:  # an older version began it, which wrote down no default
         setup = replace(setup, metric=METRICS[setup.task.kind][0])
     if any(value is not None for value in taking.values()):
-        files.write_text(path / "config.toml", to_toml(setup.config.to_file()))
+        files.write_text(path / "config.toml", stopping.with_note(to_toml(setup.config.to_file()), stopping.read(path)))
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
@@ -257,8 +271,9 @@ def execute(
     resume: bool,
     thread: RunThread | None = None,
     choices: Choices | None = None,
+    until: Stop | None = None,
 ) -> Result:
-    """Train for all rounds, and evaluate the selected round.
+    """Train for all rounds, or until the run is to stop, and evaluate the selected round.
 
     The run folder then lacks only its tables, clients.csv and summary.json, which mark it as finished; the caller
     writes them (`conclude.write_tables`).
@@ -270,6 +285,7 @@ def execute(
         resume: `out` already holds this run; continue from its last checkpoint.
         thread: the thread of this run, if it runs in lockstep with others.
         choices: engines already chosen for similar runs; the one chosen here is added.
+        until: stop as another run did; by default, early stopping and callbacks decide.
 
     Returns:
         The result, without a local reference.
@@ -285,6 +301,7 @@ def execute(
         setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
     )
     sim.heard, sim.shares, sim.sampler = config.clients_heard, setup.shares, config.sampler
+    watch = Watch(setup, make_callbacks(setup.callbacks))
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
@@ -296,30 +313,50 @@ def execute(
     elif folder:
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
-    start = RunStart(setup, sim, folder, config.rounds - done)
+    stopped = (stopping.read(out) if resume else None) or until
+    if out and until:
+        stopping.write(out, until)
+    rounds = stopped.round if stopped else config.rounds
+    start = RunStart(setup, sim, folder, rounds - done)
     engine: ClientRunner = thread.engine(start) if thread else pick_engine([start], start.probe, tell.say, choices)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
-    tell.start(config.method, done, config.rounds)
+    tell.start(config.method, done, rounds)
     standing = math.nan if best is None else score_of(setup.metric, config.average, record_of(records, best))
     journal = Journal(folder, config.checkpoint_every, done, best)
+
+    def evaluate(record: dict[str, Any]) -> None:
+        nonlocal best, kept, standing
+        with span("evaluate"):
+            found = sim.evaluate(record["round"], engine)
+            record |= {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
+            score = score_of(setup.metric, config.average, record)
+            if best is None or config.takes_last or better(score, standing):
+                best, kept, standing = record["round"], sim.state, score
+
     try:
-        for number in each("round", range(done + 1, config.rounds + 1)):
+        watch.start(out, sim, engine, records)
+        for number in each("round", range(done + 1, rounds + 1)):
             begin = time.perf_counter()
-            outcome = sim.train(number, engine)
-            scores: dict[str, Any] = {}
-            if number % config.evaluate_every == 0 or number == config.rounds:
-                with span("evaluate"):
-                    found = sim.evaluate(number, engine)
-                    scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
-                    score = score_of(setup.metric, config.average, scores)
-                    if best is None or config.takes_last or better(score, standing):
-                        best, kept, standing = number, sim.state, score
-            record = round_record(number, outcome, federation) | scores
+            record = round_record(number, sim.train(number, engine), federation)
+            if number % config.evaluate_every == 0 or number == rounds:
+                evaluate(record)
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
             records.append(record)
-            journal.add(record, sim.state, best, kept, last=number == config.rounds)
+            try:
+                if (asked := watch.after(records)) is not None and stopped is None:
+                    stopped = asked
+                    if "test" not in record:
+                        evaluate(record)
+                    if out:  # before the last checkpoint: what is resumed ends with the same round
+                        stopping.write(out, stopped)
+                    tell.say(f"{config.method} seed {config.seed}: {stopped.sentence()}")
+            finally:  # also after a round of which a callback raises an error
+                last = number == (stopped.round if stopped else rounds)
+                journal.add(record, sim.state, best, kept, last=last)
             tracked.round(record)
             tell.round(record, setup.metric)
+            if last:
+                break
     except (KeyboardInterrupt, Exception):
         journal.write()  # all complete rounds are kept, whatever checkpoint_every says
         raise
@@ -328,7 +365,8 @@ def execute(
         tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
-    last, both = records[-1]["round"], both_tests(sim, records[-1]["round"], engine)
+    last = records[-1]["round"]
+    both = both_tests(sim, last, engine)
     sim.state = kept
     views = sim.views(best, engine)
     outputs = sim.all_predictions(best, engine)
@@ -353,6 +391,7 @@ def execute(
         validation,
         _held_out(setup, best, engine, tell),
         budget=setup.budget,
+        stopped=stopped,
     )
     if folder:
         models = partial(write_models, folder, result, federation, len(federation.names))

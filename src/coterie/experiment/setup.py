@@ -23,7 +23,7 @@ from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.engine.samplers import Turnout
 from coterie.evaluation.metrics import METRICS, default_metric
-from coterie.experiment import training_settings
+from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
@@ -55,6 +55,7 @@ class Setup:
     held_out: Federation | None = None  # clients that take no part
     shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
     budget: Budget | None = None  # what the run's privacy costs; None: it has none
+    callbacks: tuple[Any, ...] = ()  # names, classes, functions or objects; each run makes its own of them
 
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
@@ -65,6 +66,11 @@ class Setup:
             settings["noise"] = None  # to be found anew
         config = self.config.model_copy(update=settings)
         return make_private(dataclasses.replace(self, config=config, method=config.ready(method)))
+
+    def without_stopping(self) -> Setup:
+        """Return the same without callbacks and early stopping, as for a run that ends when another one does."""
+        config = self.config.model_copy(update={"early_stop": None, "callbacks": None})
+        return dataclasses.replace(self, config=config, callbacks=())
 
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
@@ -97,6 +103,8 @@ def prepare(
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     values["method"] = method if isinstance(method, str) else "fedavg"
+    called = values.get("callbacks") or ()
+    values["callbacks"] = find_callbacks.names_of(values.get("callbacks"))
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
         given = [key for table in TABLES for key in values.get(table, {})]
         raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
@@ -122,7 +130,8 @@ def prepare(
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_of(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
-    return make_private(Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out))
+    made = Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out)
+    return make_private(dataclasses.replace(made, callbacks=(called,) if isinstance(called, str) else tuple(called)))
 
 
 def make_private(setup: Setup) -> Setup:

@@ -295,6 +295,12 @@ class Simulation:
             views = client_rows.put(views, torch.tensor(ids), part)
         return views
 
+    def view_of(self, client: int, round: int, engine: ClientRunner) -> Tree:
+        """Return what one client would deploy."""
+        rows_of = self._personal(round, [client])
+        results = engine.map(self._view, self.federation, [client], rows_of, purpose="view")
+        return client_rows.take(in_order(results, [client]), 0)
+
     def probe(self, round: int = 1) -> tuple[Any, list[int], Any]:
         """Return a round's work, without doing it: a function, its clients, and their rows."""
         ids = self.sample(round)

@@ -28,6 +28,7 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.config import TABLES, Config, resolve
+from coterie.experiment.find_callbacks import names_of, own_to_one_run
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
@@ -54,6 +55,7 @@ SETTINGS_NOT_COMPARED = (
     "memory",
     "checkpoint_every",
     "report",
+    "sections",
     "track",
     *adopt.SETTINGS,
     "references",
@@ -146,6 +148,12 @@ def prepare_trials(
         settings = {**settings.pop("hyper"), **settings}
     settings = {key: value for key, value in settings.items() if value is not None and key != "reference"}
     problems: list[str] = []
+    called = settings.get("callbacks")
+    if alone := own_to_one_run(called or ()):
+        words = "every run needs its own, so give the class, a function, or package.module:Class:option=value"
+        problems.append(f"callbacks: {', '.join(alone)} is one object; {words}")
+    if called is not None:
+        settings["callbacks"] = names_of(called)
     chosen = _labelled(methods, problems)
     numbers = _numbers(seeds, settings.pop("seed", 0), problems)
     own = {label: _own_names(method) for label, method in chosen.items()}
@@ -162,6 +170,8 @@ def prepare_trials(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
+    if called is not None:
+        common["callbacks"] = called
     if "local" not in chosen:
         common["take_home"] = "federated"  # there is nothing to choose from, whatever the data's default is
 

@@ -114,6 +114,7 @@ def make_card(
         "outputs": "logits" if federation.num_classes else "values",
         "schedule": {
             "rounds": config.rounds,
+            **({"stopped_after": result.stopped.round} if result.stopped else {}),
             "selected_round": result.selected,
             "selected_by": selected_by(result),
             **({"local_steps": config.local_steps} if config.local_steps else {"local_epochs": config.local_epochs}),
@@ -262,9 +263,8 @@ def _what(card: dict[str, Any]) -> str:
         who = f"{name}, one of {card['clients']} clients that trained together, without sharing data"
     else:
         who = f"{name}, which joined {card['clients']} clients that had trained together before"
-    chosen = (
-        f"Round {schedule['selected_round']} of {schedule['rounds']} was chosen by {_words(schedule['selected_by'])}"
-    )
+    rounds = schedule.get("stopped_after", schedule["rounds"])
+    chosen = f"Round {schedule['selected_round']} of {rounds} was chosen by {_words(schedule['selected_by'])}"
     return f"This is the model of {who}. The method: {card['method']['paper']} {chosen}; test data had no part in that."
 
 

@@ -32,14 +32,16 @@ from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
+from coterie.experiment import stopping
 from coterie.experiment.conclude import add_benefit
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import PARTITION_SETTINGS, Config, resolve
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
 from coterie.experiment.run import execute, local_like, read_config, write_models
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.silos import OPTIONS
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.card import write_cards
 from coterie.experiment.take_home.input_files import read_examples
 from coterie.experiment.take_home.load import build_module, find_client
@@ -62,6 +64,7 @@ class Finished:
     metric: str
     names: tuple[str, ...]
     server: Tree  # at the selected round
+    stopped: Stop | None = None  # when it stopped early, if it did; a newcomer has as many rounds
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,9 @@ def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progr
         return []
     # A single client trains on the CPU, as it would if it joined later. Paged rows are there already.
     server = paged_rows.walk(result.server, lambda _, leaf: leaf if isinstance(leaf, Paged) else leaf.cpu())
-    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server)
+    finished = Finished(
+        setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server, result.stopped
+    )
     joined = []
     for name, split in held_out.clients.items():
         site = dataclasses.replace(held_out, clients={name: split})
@@ -164,12 +169,13 @@ def join(finished: Finished, site: Federation, tell: Progress) -> Result:
     engine = {"engine": "loop", "compile": False, "workers": 1}
     # It sends nothing that others would read, and what it takes home is not chosen here.
     engine |= {"privacy": None, "epsilon": None, "noise": None, "take_home": "federated"}
+    engine |= {"early_stop": None, "callbacks": None}
     config = finished.config.model_copy(update=alone_there | engine)
-    begun = task.beginning(newcomer.params, newcomer.only)
-    result = execute(Setup(config, method, site, begun, finished.metric, place), None, tell, resume=False)
+    begun, until = task.beginning(newcomer.params, newcomer.only), finished.stopped
+    result = execute(Setup(config, method, site, begun, finished.metric, place), None, tell, resume=False, until=until)
     if finished.config.method != "local":
         alone = Setup(config, method, site, task, finished.metric).with_method(local_like(method))
-        result.reference = execute(alone, None, Silent(), resume=False)
+        result.reference = execute(alone, None, Silent(), resume=False, until=until)
         add_benefit(result, None)
     return result
 
@@ -210,7 +216,8 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     """
     _, about = find_client(run, 1)
     # The run's data are not needed, so it does not matter where its files were.
-    values = {key: value for key, value in read_config(run).items() if key not in ("silos", *OPTIONS)}
+    unused = ("silos", *OPTIONS, *PARTITION_SETTINGS, "callbacks", "sections")
+    values = {key: value for key, value in read_config(run).items() if key not in unused}
     config, method = resolve(values, own_data=True, own_model=True)
     if config.topology != "server":
         raise ConfigError([f"'{run}' has no server to join: its clients are peers (topology = {config.topology!r})"])
@@ -231,7 +238,7 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
         raise CheckpointError(f"'{run}' has no checkpoint of round {selected}, the selected one: run it again")
     state, _ = RunFolder(run).load(selected, like)
     metric = str(summary["selected_by"]).split()[-1]
-    return Finished(config, method, task, metric, names, state.server), about
+    return Finished(config, method, task, metric, names, state.server, stopping.read(run)), about
 
 
 def _site(

@@ -48,7 +48,14 @@ from coterie.experiment.tuning.panel import (
     write_scored,
 )
 from coterie.experiment.tuning.search import MethodSearch
-from coterie.experiment.tuning.tune import Searches, given_names, run_searches, searches_of, with_local
+from coterie.experiment.tuning.tune import (
+    Searches,
+    given_names,
+    run_searches,
+    say_who_stops,
+    searches_of,
+    with_local,
+)
 from coterie.storage import files
 
 TRIALS = 6
@@ -57,6 +64,7 @@ KNOWN: tuple[SplitName, ...] = ("train", "validation")  # the parts that a recom
 # What does not belong into a file that other machines take unchanged.
 OF_THIS_MACHINE = (
     *("engine", "compile", "workers", "debug", "memory", "device", "checkpoint_every", "data_dir", "reference"),
+    *("callbacks", "sections"),
 )
 
 
@@ -279,6 +287,7 @@ class Here:
 def run_panel(panel: Panel, out: Path | None, *, progress: Heard = None, place: Place | None = None) -> Recommendation:
     """Try the panel, as far as `out` does not have it, and choose; see `recommend`."""
     tell, place = listener(progress), place or Here(panel)
+    say_who_stops(panel.setup.config, tell)
     setup = panel.setup
     temporary = tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out))
     with debugging(setup.config), temporary as scratch:
