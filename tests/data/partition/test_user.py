@@ -5,6 +5,7 @@ import pytest
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.data.partition import check_spec, deal
+from coterie.data.partition.user import checked
 
 from .kit import check
 
@@ -22,8 +23,8 @@ def halves(labels, clients, seed):
     return np.array_split(order, clients)
 
 
-def given(found="[[0, 1], [2]]"):
-    return ast.literal_eval(found)
+def given():
+    return [[0, 1], [2]]
 
 
 def fails(labels):
@@ -65,10 +66,13 @@ def test_a_share_of_the_examples_is_taken_before():
 )
 def test_what_it_returns_is_checked(found, words):
     with pytest.raises(DataError, match=words):
-        deal(f"{HERE}:given:found={found}", LABELS, None, 0)
+        checked("ours:parts", ast.literal_eval(found), len(LABELS), None)
 
 
 def test_the_number_of_clients_is_what_was_asked_for():
+    assert [part.tolist() for part in deal(f"{HERE}:given", LABELS, None, 0)] == [[0, 1], [2]]
+    with pytest.raises(DataError, match="made 2 clients, not 3"):
+        checked("ours:parts", given(), len(LABELS), 3)
     with pytest.raises(ConfigError, match="has no parameter `clients`; leave this out"):
         deal(f"{HERE}:given", LABELS, 3, 0)
 
