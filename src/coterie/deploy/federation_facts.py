@@ -23,6 +23,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.method import Population
 from coterie.core.task import Task, make_task
 from coterie.core.tree import Tree
+from coterie.data.augment import find_augmentation
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.deploy.refused import Refused
@@ -149,6 +150,7 @@ def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
             "head": config.head,
             "decode": facts.decode and Decode(facts.decode.mean, facts.decode.std),
             "bf16": config.bf16,
+            "augment": config.augment and find_augmentation(config.augment),
         }
         return make_task(module, facts.kind, facts.classes, facts.blank(2), **own)
     except ValueError as error:

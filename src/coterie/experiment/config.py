@@ -89,6 +89,9 @@ class Config(BaseModel):
     class_weights: Literal["balanced"] | None = Field(
         None, description="balanced: every class of a client counts the same in training"
     )
+    augment: str | None = Field(
+        None, description="change images at random in training: flip,crop:4,rotate:10,brightness,contrast,noise"
+    )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
     head: str | None = Field(None, description="the layer that is the model's head; by default its last linear layer")
     rounds: int = Field(20, ge=1, description="communication rounds")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.compute.availability import asked_for_plain
 from coterie.core import client_rows
 from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
+from coterie.core.task import Augment
 from coterie.core.toml import read_toml, to_toml
 from coterie.core.user_code import naming_users_line
 from coterie.data import Federation
@@ -33,7 +34,7 @@ from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.setup import OWN_AUGMENT, Data, Model, Setup, input_dtype, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.take_home import adopt
@@ -196,6 +197,7 @@ def resume(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    augment: Augment | None = None,
     device: str | None = None,
     progress: Heard = None,
     **taking: Any,
@@ -206,6 +208,7 @@ def resume(
         path: the run folder.
         data: the data, if they were given in Python; they must be the same again.
         model: the model, if it was given in Python; it must be the same again.
+        augment: the augmentation, likewise.
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
@@ -226,7 +229,8 @@ def resume(
     values = read_config(path) | {key: value for key, value in taking.items() if value is not None}
     check_files(path)
     named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
-    for key, value in {"data": data, "model": model}.items():
+    named["augment"] = values.get("augment") != OWN_AUGMENT
+    for key, value in {"data": data, "model": model, "augment": augment}.items():
         if value is None and not named[key]:
             raise ConfigError(
                 [f"this run's {key} came from Python: resume it with coterie.resume('{path}', {key}=...)"]
@@ -390,6 +394,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
+            "input_dtype": input_dtype(federation, result.task),
             "classes": class_names(federation),
             "decode": None if federation.decode is None else federation.decode.to_json(),
             "population": [population, config.participants(population)],

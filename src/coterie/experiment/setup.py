@@ -13,9 +13,10 @@ from torch.utils.data import Dataset
 
 from coterie.core import device, rng
 from coterie.core.errors import ConfigError
-from coterie.core.task import Task, make_task
+from coterie.core.task import Augment, Task, make_task
 from coterie.core.user_code import in_user_code
 from coterie.data import Federation, from_clients, load
+from coterie.data.augment import find_augmentation
 from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
@@ -33,6 +34,7 @@ from coterie.profiling import timed
 
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
 Data = str | Federation | Sequence[Client] | Mapping[str, Client]
+OWN_AUGMENT = "own-augment"  # what config.toml says of an augmentation that came from Python
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -63,7 +65,7 @@ class Setup:
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
         config = self.config.model_copy(update={"model": model})
-        task = _task_and_metric(config, self.federation, model)[0]
+        task = _task_and_metric(config, self.federation, model, self.task.augment)[0]
         return make_private(dataclasses.replace(self, config=config, task=task))
 
 
@@ -90,6 +92,9 @@ def prepare(
     own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
+    augment = values.get("augment")
+    if callable(augment):
+        values["augment"] = OWN_AUGMENT
     values["method"] = method if isinstance(method, str) else "fedavg"
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
         given = [key for table in TABLES for key in values.get(table, {})]
@@ -108,7 +113,9 @@ def prepare(
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.data_seed)
     if config.references:
         check_table(federation)
-    task, metric = _task_and_metric(config, federation, config.model if model is None else model)
+    if config.augment is not None and not callable(augment):
+        augment = find_augmentation(config.augment)
+    task, metric = _task_and_metric(config, federation, config.model if model is None else model, augment)
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
@@ -129,7 +136,7 @@ def make_private(setup: Setup) -> Setup:
     return dataclasses.replace(setup, config=config, method=made.method, shares=made.shares, budget=made.budget)
 
 
-def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
+def _task_and_metric(config: Config, federation: Federation, model: Model, augment: Augment | None) -> tuple[Task, str]:
     """Build the task and find the metric, and check at once all that can only be checked with the data at hand."""
     problems = []
     if config.participants(len(federation.names)) > len(federation.names):
@@ -146,6 +153,7 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
             module = _module(model, federation)
         own: dict[str, Any] = {"head": config.head, "decode": federation.decode, "bf16": config.bf16}
+        own["augment"] = augment
         task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
     except ConfigError as error:
         problems += error.problems
@@ -234,6 +242,12 @@ def _module(model: Any, federation: Federation) -> nn.Module:
 def num_outputs(federation: Federation) -> int:
     """Return how many outputs a model needs: one per class or, in a regression, per target value."""
     return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
+
+
+def input_dtype(federation: Federation, task: Task) -> str:
+    """Return the type of numbers that a model which was taken home is given: "int64" for tokens, else "float32"."""
+    whole = federation.x.dtype in (torch.int16, torch.int32, torch.int64) and task.decode is None
+    return "int64" if whole else "float32"
 
 
 def optimizer_values(method: AnyMethod) -> dict[str, Any]:

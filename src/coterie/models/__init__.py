@@ -18,6 +18,7 @@ from coterie.models.lstm import lstm
 from coterie.models.perceptrons import dnn, linear, mlp
 from coterie.models.resnet import resnet18
 from coterie.models.tabular import tabular
+from coterie.models.transformer import transformer
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]  # (shape of one input, number of outputs) -> model
 
@@ -33,6 +34,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet-bn": alexnet_bn,
     "resnet18": resnet18,
     "lstm": lstm,
+    "transformer": transformer,
 }
 
 

@@ -29,7 +29,7 @@ from coterie.core.tree import Params
 from coterie.evaluation.adoption import LOCAL
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
-from coterie.experiment.take_home.load import find_client, load, needs_local
+from coterie.experiment.take_home.load import blank_inputs, find_client, load, needs_local
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 
@@ -154,7 +154,7 @@ def _onnx(module: nn.Module, about: dict[str, Any]) -> bytes:
 
 
 def _example(about: dict[str, Any]) -> Tensor:
-    return torch.zeros(2, *about["input_shape"])  # with one row, torch would take 1 for the only length
+    return blank_inputs(about, 2)  # with one row, torch would take 1 for the only length
 
 
 def _any_rows() -> dict[int, Any]:

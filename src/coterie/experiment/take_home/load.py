@@ -119,6 +119,11 @@ def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Mod
     return module
 
 
+def blank_inputs(about: dict[str, Any], rows: int) -> torch.Tensor:
+    """Return inputs of zeros, of the shape and type that a client's model takes."""
+    return torch.zeros(rows, *about["input_shape"], dtype=getattr(torch, about.get("input_dtype", "float32")))
+
+
 def needs_local(about: dict[str, Any]) -> bool:
     """Return whether a client takes home its model trained alone, or an average with it, beside a federated one."""
     taken = about.get("take_home") or {}
@@ -155,7 +160,7 @@ def _like(task: Task, method: AnyMethod, about: dict[str, Any], flat: Params) ->
     size, audience = about["population"]
     server = method.init_server(params, Population(size, audience, task))
     down = method.deploy(server, torch.tensor([0]), torch.Generator())
-    x, y = torch.zeros(1, *about["input_shape"]), torch.zeros(1, dtype=torch.long)
+    x, y = blank_inputs(about, 1), torch.zeros(1, dtype=torch.long)
     steps = torch.zeros(method.personalize_epochs, 1, 1, dtype=torch.long)
     batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(1.0))  # all masked: no step is taken
     return method.personalize(task, method.init_client(params), tree.rows(down, 0), batches)
