@@ -30,6 +30,7 @@ PUBLIC = {
     "Compare, tune, recommend": "compare compare_runs compare_tuned Comparison tune Tuning recommend Recommendation",
     "Data": "Federation from_clients",
     "Models that clients take home": "load export onboard",
+    "Prepare a model": "lora",
     "Write a method": "Method Task SGD Adam AdamW METHODS tree",
     "Errors": "CoterieError ConfigError DataError CoterieWarning",
 }

@@ -3,8 +3,8 @@
     attention(Q, K, V) = dropout(softmax(Q K^T / sqrt(d) + mask)) V
 
 `F.scaled_dot_product_attention` is one fused operation. `vmap` has no rule for it and calls it client after client; and
-since it may drop units, it counts as one that draws random numbers, so no step with it is compiled. `nn.MultiheadAttention`
-and `nn.TransformerEncoder` end there, too. `in_products` gives what to call instead.
+since it may drop units, it counts as one that draws random numbers, so no step with it is compiled.
+`nn.MultiheadAttention` and `nn.TransformerEncoder` end there, too. `in_products` gives what to call instead.
 """
 
 from __future__ import annotations

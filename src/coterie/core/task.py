@@ -90,7 +90,7 @@ class Task:
         )
         self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
         self.attends = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
-        self.head_module = _find_head(module, head)
+        self.head_module = find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
         self.head_is_last: bool | None = None  # whether outputs are the head's; None: nobody looked (`make_task` does)
         options = (kind, num_classes, head, self._example_losses, decode, bf16, augment)
@@ -263,7 +263,8 @@ class Task:
         return frozenset(self._first_name[name] for name in names)
 
 
-def _find_head(module: nn.Module, name: str | None) -> str | None:
+def find_head(module: nn.Module, name: str | None) -> str | None:
+    """Return the name of a model's head: `name` if it has such a layer, by default its last linear layer, if any."""
     if name is None:
         linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
         return linear[-1] if linear else None

@@ -93,6 +93,10 @@ class Config(BaseModel):
         None, description="change images at random in training: flip,crop:4,rotate:10,brightness,contrast,noise"
     )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
+    pretrained: str | None = Field(None, description="a safetensors file with the weights that the model begins with")
+    adapter: str | None = Field(
+        None, description="freeze the model and train low-rank updates and its head: lora:rank=4:alpha=8"
+    )
     head: str | None = Field(None, description="the layer that is the model's head; by default its last linear layer")
     rounds: int = Field(20, ge=1, description="communication rounds")
     local_epochs: int = Field(1, ge=1, description="passes of each client over its data per round")
@@ -223,7 +227,7 @@ class Config(BaseModel):
             return given
         return [name.strip() for part in given for name in part.split(",")] if len(given) == 1 else given
 
-    @field_validator("schema")
+    @field_validator("schema", "pretrained")
     @classmethod
     def _schema(cls, value: str | None) -> str | None:
         return (

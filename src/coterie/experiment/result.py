@@ -23,6 +23,7 @@ from coterie.experiment.references import References
 from coterie.experiment.take_home.adopt import Adoption
 from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod
+from coterie.models.adapters import merge
 from coterie.profiling import Profile
 
 NO_REFERENCE = (
@@ -190,7 +191,7 @@ class Result:
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:
     """Return a module in evaluation mode that predicts as a client with this view does."""
     if isinstance(view, dict) and view.keys() == task.init().keys():
-        return task.module(view)
+        return merge(task.module(view))
     return Deployed(task, method, view).eval()
 
 

@@ -389,6 +389,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             "method": config.method,
             "hyper": config.hyper,
             "model": config.model,
+            "adapter": config.adapter,
             "head": config.head,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,

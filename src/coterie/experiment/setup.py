@@ -21,6 +21,7 @@ from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.evaluation.metrics import METRICS, default_metric
+from coterie.experiment.building import completed
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
@@ -151,7 +152,7 @@ def _task_and_metric(config: Config, federation: Federation, model: Model, augme
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
-            module = _module(model, federation)
+            module = completed(_module(model, federation), config.pretrained, config.adapter, config.head)
         own: dict[str, Any] = {"head": config.head, "decode": federation.decode, "bf16": config.bf16}
         own["augment"] = augment
         task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)

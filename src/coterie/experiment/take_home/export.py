@@ -30,6 +30,7 @@ from coterie.evaluation.adoption import LOCAL
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
 from coterie.experiment.take_home.load import blank_inputs, find_client, load, needs_local
+from coterie.models.adapters import find_adapter
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 
@@ -85,7 +86,11 @@ def export(
         raise ConfigError([f"probabilities: {why}"])
     about = {**about, "output": "probabilities" if probabilities else about_output(about)}
     if format == "safetensors":
-        files.write_tensors(path, _weights(folder, about), {"format": "pt"})
+        weights = _weights(folder, about)
+        if about.get("adapter"):
+            weights = find_adapter(about["adapter"]).merged(weights)
+            about = {**about, "adapter": None, "merged": about["adapter"]}
+        files.write_tensors(path, weights, {"format": "pt"})
         files.write_json(path.with_name(path.name + ".json"), {**about, "weights": path.name})
         return path
     module = load(run, about["client"], model=model)

@@ -216,7 +216,7 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     names = tuple(row["client"] for row in read_rows(run / "clients.csv"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)  # as in `prepare`: the run's initial model
-        module = build_module(about, model, run)
+        module = build_module(about, model, run, config.pretrained)
     decode = Decode.from_json(about.get("decode"))
     if config.augment == OWN_AUGMENT:
         raise ConfigError(
