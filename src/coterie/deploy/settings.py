@@ -122,6 +122,7 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
     try:
         config, method = resolve(values, own_data=own_data, own_model=own_model)
         problems += refuse_device(config)
+        problems += ["models: sites with different models are not there yet: use one model"] if config.models else []
     except ConfigError as error:
         problems += error.problems
     try:

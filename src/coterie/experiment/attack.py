@@ -239,7 +239,7 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
         federation = without(federation, hostile)
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
+        setup.method, setup.one_task(), federation, config.plan(), participants, config.seed, place=setup.peers
     )
     sim.shares, sim.heard = setup.shares, config.clients_heard
     if attack is not None and attack in MESSAGES:

@@ -93,6 +93,10 @@ class Config(BaseModel):
         None, description="change images at random in training: flip,crop:4,rotate:10,brightness,contrast,noise"
     )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
+    models: list[str] | None = Field(
+        None,
+        description="clients with different networks: dealt out in turn, or by client: mlp,cnn or site-1=mlp,*=cnn",
+    )
     pretrained: str | None = Field(None, description="a safetensors file with the weights that the model begins with")
     adapter: str | None = Field(
         None, description="freeze the model and train low-rank updates and its head: lora:rank=4:alpha=8"
@@ -218,7 +222,7 @@ class Config(BaseModel):
         paths = [value] if isinstance(value, str) else value
         return silo_settings.find_files(paths) if isinstance(paths, list) and all(map(_is_text, paths)) else paths
 
-    @field_validator("columns", "missing", "drop", mode="before")
+    @field_validator("columns", "missing", "drop", "models", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
         """Accept a list, or text with commas as it is typed on a command line."""

@@ -23,6 +23,7 @@ from coterie.engine import Place, make_peers
 from coterie.evaluation.metrics import METRICS, default_metric
 from coterie.experiment.building import completed
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.mixed import OWN_MODELS, Mixed, Models, check_method, grouped, of_clients, spelled
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
 from coterie.experiment.privacy.site_level import Shares
@@ -52,6 +53,7 @@ class Setup:
     held_out: Federation | None = None  # clients that take no part
     shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
     budget: Budget | None = None  # what the run's privacy costs; None: it has none
+    mixed: Mixed | None = None  # who has which model; None: all have the same
 
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
@@ -62,6 +64,14 @@ class Setup:
             settings["noise"] = None  # to be found anew
         config = self.config.model_copy(update=settings)
         return make_private(dataclasses.replace(self, config=config, method=config.ready(method)))
+
+    def one_task(self) -> Task:
+        """Return the task of all clients; raise `ConfigError` if they have different models."""
+        if self.mixed is not None:
+            raise ConfigError(
+                ["models: clients with different models are for a run alone (coterie run): use one model"]
+            )
+        return self.task
 
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
@@ -76,6 +86,7 @@ def prepare(
     data: Data | None = None,
     *,
     model: Model | None = None,
+    models: Models | None = None,
     **settings: Any,
 ) -> Setup:
     """Resolve settings, load the data, and build the method, model and topology; see `coterie.run` for the arguments.
@@ -92,6 +103,11 @@ def prepare(
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
     own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
+    if models is None and values.get("models"):
+        given = values["models"]
+        models = [each.strip() for each in given.split(",")] if isinstance(given, str) else given
+    elif models is not None:
+        values["models"] = list(models) if isinstance(models, Sequence) else [OWN_MODELS]
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     augment = values.get("augment")
     if callable(augment):
@@ -116,13 +132,47 @@ def prepare(
         check_table(federation)
     if config.augment is not None and not callable(augment):
         augment = find_augmentation(config.augment)
-    task, metric = _task_and_metric(config, federation, config.model if model is None else model, augment)
+    mixed = None
+    if models is None:
+        task, metric = _task_and_metric(config, federation, config.model if model is None else model, augment)
+    else:
+        mixed, metric = _mixed(config, built, federation, models, augment)
+        task = mixed.groups[0].task
+        found = [mixed.model(i) for i in range(len(federation.names))]
+        config = config.model_copy(update={"models": spelled(models, federation.names, found)})
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
-    return make_private(Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out))
+    setup = Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out, mixed=mixed)
+    return make_private(setup)
+
+
+def _mixed(
+    config: Config, method: AnyMethod, federation: Federation, models: Models, augment: Augment | None
+) -> tuple[Mixed, str]:
+    """Build each client's model and group the clients by architecture; check that the run can have such clients."""
+    problems = [] if config.topology == "server" else ["models: clients with different models need a server"]
+    if config.privacy is not None:
+        problems.append("models: privacy is not worked out for clients with different models")
+    if config.holdout:
+        problems.append("models: a newcomer's model is not known, so leave out holdout")
+    if config.pretrained is not None:
+        problems.append("models: one file of pretrained weights does not fit different models")
+    if problems:
+        raise ConfigError(problems)
+    check_method(method)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
+        wanted = of_clients(models, federation.names)
+    made: dict[Any, Task] = {}
+    for model in wanted:
+        key = model if isinstance(model, str) else id(model)
+        if key not in made:
+            made[key], metric = _task_and_metric(config, federation, model, augment)
+    tasks = [made[model if isinstance(model, str) else id(model)] for model in wanted]
+    return grouped(tasks, wanted, method), metric
 
 
 def make_private(setup: Setup) -> Setup:

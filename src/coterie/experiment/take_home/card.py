@@ -107,7 +107,7 @@ def make_card(
         "clients": len(others) or len(result.clients),
         "method": {"name": config.method, "paper": _paper(result.method), "hyper": config.hyper},
         "optimizer": config.optimizer,
-        "model": config.model,
+        "model": config.model if result.mixed is None else result.mixed.model(i),
         "input_shape": list(federation.x.shape[1:]),
         "outputs": "logits" if federation.num_classes else "values",
         "schedule": {

@@ -211,6 +211,10 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     # The run's data are not needed, so it does not matter where its files were.
     values = {key: value for key, value in read_config(run).items() if key not in ("silos", *OPTIONS)}
     config, method = resolve(values, own_data=True, own_model=True)
+    if config.models:
+        raise ConfigError(
+            [f"'{run}' has clients with different models, so it is not known which a newcomer would have"]
+        )
     if config.topology != "server":
         raise ConfigError([f"'{run}' has no server to join: its clients are peers (topology = {config.topology!r})"])
     names = tuple(row["client"] for row in read_rows(run / "clients.csv"))
