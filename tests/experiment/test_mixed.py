@@ -1,5 +1,7 @@
 """Clients with different models: the same as one run where all models are the same, and each its own where not."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -124,7 +126,7 @@ def test_models_of_ones_own_by_name_or_function(tmp_path):
     def net(*hidden):
         torch.manual_seed(0)
         widths = [5, *hidden]
-        layers = [m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.Tanh())]
+        layers = [m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b), nn.Tanh())]
         return nn.Sequential(*layers, nn.Linear(widths[-1], 3))
 
     big, small = net(7, 4), net(4)

@@ -41,7 +41,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The groups of a run. The first one, whose head all begin with, has the smallest model, whatever clients' order."""
+    """The groups of a run; the first one, whose head all begin with, has the smallest model."""
 
     groups: tuple[Group, ...]
 

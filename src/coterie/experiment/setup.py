@@ -103,10 +103,9 @@ def prepare(
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
     own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
-    if models is None and values.get("models"):
-        given = values["models"]
-        models = [each.strip() for each in given.split(",")] if isinstance(given, str) else given
-    elif models is not None:
+    if isinstance(models, str):
+        models = models.split(",")
+    if models is not None:
         values["models"] = list(models) if isinstance(models, Sequence) else [OWN_MODELS]
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     augment = values.get("augment")
@@ -132,7 +131,7 @@ def prepare(
         check_table(federation)
     if config.augment is not None and not callable(augment):
         augment = find_augmentation(config.augment)
-    mixed = None
+    mixed, models = None, config.models if models is None or isinstance(models, Sequence) else models
     if models is None:
         task, metric = _task_and_metric(config, federation, config.model if model is None else model, augment)
     else:
