@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Drop = Callable[..., Tensor]  # what stands for `F.dropout`
+ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
 
 class AttentionInProducts(TorchFunctionMode):
@@ -29,25 +30,23 @@ class AttentionInProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (in_products(func, F.dropout) or func)(*args, **(kwargs or {}))
+        return (in_products(func, F.dropout) if func in ATTENTION else func)(*args, **(kwargs or {}))
 
 
-def in_products(func: Callable[..., Any], drop: Drop) -> Callable[..., Any] | None:
-    """Return what computes the same as an attention function of PyTorch; None for all other functions.
+def in_products(func: Callable[..., Any], drop: Drop) -> Callable[..., Any]:
+    """Return what computes the same as an attention function of PyTorch.
 
     Args:
-        func: any function.
+        func: one of `ATTENTION`.
         drop: what drops attention weights, as `drop(weights, p=...)`.
     """
     if func is F.scaled_dot_product_attention:
         return functools.partial(attention, drop)
-    if func is F.multi_head_attention_forward:
-        # It is PyTorch's own function, with these two names standing for others.
-        mine = {"scaled_dot_product_attention": functools.partial(attention, drop), "dropout": drop}
-        names = {**vars(F), **mine, "has_torch_function": lambda tensors: False}
-        code, defaults = F.multi_head_attention_forward.__code__, F.multi_head_attention_forward.__defaults__
-        return types.FunctionType(code, names, argdefs=defaults)
-    return None
+    # It is PyTorch's own function, in which two names stand for others.
+    mine = {"scaled_dot_product_attention": functools.partial(attention, drop), "dropout": drop}
+    names = {**vars(F), **mine, "has_torch_function": lambda tensors: False}
+    code, defaults = F.multi_head_attention_forward.__code__, F.multi_head_attention_forward.__defaults__
+    return types.FunctionType(code, names, argdefs=defaults)
 
 
 def attention(

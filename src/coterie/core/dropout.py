@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from coterie.core.attention import in_products
+from coterie.core.attention import ATTENTION, in_products
 
 _MASK = 0xFFFFFFFF
 
@@ -40,9 +40,11 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         spatial = _DROPOUTS.get(func)
-        if spatial is None:
-            return (in_products(func, functools.partial(self._drop, 0)) or func)(*args, **kwargs)
-        return self._drop(spatial, *args, **kwargs)
+        if spatial is not None:
+            return self._drop(spatial, *args, **kwargs)
+        if func in ATTENTION:
+            func = in_products(func, functools.partial(self._drop, 0))
+        return func(*args, **kwargs)
 
     def _drop(self, spatial: int, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0:

@@ -354,14 +354,12 @@ def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor,
                     raise
                 task = Task(module, kind, num_classes=num_classes, **{**options, "decode": as_floats})
                 out = task.logits(task.init(), example)
-    except IndexError as error:
-        if example.is_floating_point():
-            raise
-        raise ValueError(
-            f"the model does not accept whole numbers from {int(example.min())} to {int(example.max())}, which the "
-            f"inputs have ({error}): its table of embeddings may be too small"
-        ) from error
     except Exception as error:
+        if isinstance(error, IndexError) and not example.is_floating_point():
+            raise ValueError(
+                f"the model does not accept whole numbers from {int(example.min())} to {int(example.max())}, which the "
+                f"inputs have ({error}): its table of embeddings may be too small"
+            ) from error
         why = f"{error}{in_user_code(error)}"
         raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {why}") from error
     if kind == "classification" and (out.ndim < 2 or (num_classes is not None and out.shape[1] < num_classes)):
