@@ -8,8 +8,8 @@ A begins Gaussian and B at 0, so that the model begins where it was. Everything 
 trained as it is, since its classes are the task's own. PyTorch's attention keeps three projections in one weight, which
 gets one such pair (`AdaptedAttention`).
 
-Frozen parameters are the same everywhere, and no client sends them (`Task.sent`). The statistics of a BatchNorm layer are part
-of a frozen model, too: the layer stays in evaluation mode, and its statistics count as frozen parameters.
+Frozen parameters are the same everywhere, and no client sends them (`Task.sent`). The statistics of a BatchNorm layer
+are part of a frozen model, too: the layer stays in evaluation mode, and its statistics count as frozen parameters.
 
 A server that averages takes the means of A and of B. The product of two means is not the mean of the products: with
 clients i of equal weight, mean(B_i) mean(A_i) = mean(B_i A_i) only where all B_i, or all A_i, are equal. So averaging
