@@ -156,6 +156,8 @@ def test_what_cannot_be_is_refused_in_words():
         run("fedavg", TWO)
     with pytest.raises(ConfigError, match="mlp:hidden=5 has 5, mlp:hidden=6/4 has 4 features"):
         run("fedproto", ["mlp:hidden=6/4", "mlp:hidden=5"])
+    with pytest.raises(ConfigError, match="model or models, not both"):
+        run("local", TWO, model="mlp")
     with pytest.raises(ConfigError, match="need a server"):
         run("lg-fedavg", TWO, topology="ring")
     with pytest.raises(ConfigError, match="for a run alone"):

@@ -112,11 +112,11 @@ def of_clients(models: Models, clients: Sequence[str]) -> list[Any]:
     return list(assigned(models, clients))
 
 
-def spelled(models: Models, clients: Sequence[str], found: Sequence[Any]) -> list[str]:
-    """Return what config.toml says of `models`."""
+def spelled(models: Models, clients: Sequence[str], found: Sequence[str]) -> list[str]:
+    """Return what config.toml says of `models`, of which `found` are the clients' names."""
     if not callable(models) and not isinstance(models, Mapping):
         return list(models)
-    if all(isinstance(model, str) for model in found):
+    if OWN_MODEL not in found:
         return [f"{client}={model}" for client, model in zip(clients, found, strict=True)]
     return [OWN_MODELS]
 

@@ -247,6 +247,8 @@ def resume(
     if device is not None:
         values["device"] = device
         values.pop("workers", None)
+    if values.get("models"):
+        values.pop("model")
     setup = prepare(**values)
     if "select" not in values:  # an older version began it, which wrote down no default
         setup = replace(setup, metric=METRICS[setup.task.kind][0])

@@ -106,6 +106,8 @@ def prepare(
     if isinstance(models, str):
         models = models.split(",")
     if models is not None:
+        if model is not None:
+            raise ConfigError(["give model or models, not both"])
         values["models"] = list(models) if isinstance(models, Sequence) else [OWN_MODELS]
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
     augment = values.get("augment")
