@@ -161,5 +161,5 @@ def test_what_cannot_be_is_refused_in_words():
     with pytest.raises(ConfigError, match="need a server"):
         run("lg-fedavg", TWO, topology="ring")
     with pytest.raises(ConfigError, match="for a run alone"):
-        coterie.attack("fedproto", data(), attack="sign-flip", hostile=1, models=TWO, rounds=1)
+        coterie.attack("sign-flip", 1, "fedproto", data(), models=TWO, rounds=1)
     assert run("local", ["mlp:hidden=6/4", "mlp:hidden=5"]).mean() > 0

@@ -113,7 +113,7 @@ def of_clients(models: Models, clients: Sequence[str]) -> list[Any]:
 
 
 def spelled(models: Models, clients: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return what config.toml says of `models`, of which `found` are the clients' names."""
+    """Return what config.toml says of `models`, of which `found` are the names, client by client."""
     if not callable(models) and not isinstance(models, Mapping):
         return list(models)
     if OWN_MODEL not in found:
