@@ -26,7 +26,7 @@ from coterie.storage.state import State
 def begin(setup: Setup, store: Store | None) -> Simulation:
     """Start the simulation of a setup, whose clients may have different models."""
     config, federation = setup.config, setup.federation
-    schedule: Any = config.plan(), config.participants(len(federation.names)), config.seed
+    schedule: tuple[Any, Any, Any] = config.plan(), config.participants(len(federation.names)), config.seed
     if setup.mixed is not None:
         return MixedSimulation.of(setup, setup.mixed, federation, *schedule)
     return Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
@@ -90,7 +90,7 @@ class MixedSimulation(Simulation):
         return found
 
     def _updates(self, round: int, ids: list[int], engine: ClientRunner) -> Any:
-        news, told, order = [], [], list[int]()
+        news, told, order = list[Any](), list[Any](), list[int]()
         for group, part, place in self._up_to_date():
             local = [place[i] for i in ids if i in place]
             if not local:

@@ -86,7 +86,7 @@ def prepare(
     data: Data | None = None,
     *,
     model: Model | None = None,
-    models: Models | None = None,
+    models: Any = None,  # Models | None
     **settings: Any,
 ) -> Setup:
     """Resolve settings, load the data, and build the method, model and topology; see `coterie.run` for the arguments.

@@ -102,8 +102,9 @@ class LoRA:
         for name, weight in list(layer.named_parameters(recurse=False)):
             if name in ("weight", _IN_ONE, *_APART):
                 out, into = weight.shape
-                narrow = nn.Parameter(torch.randn(self.rank, into, dtype=weight.dtype) / into**0.5)
-                layer.register_parameter(name + A, narrow.requires_grad_(not self.freeze_a))
+                start = torch.randn(self.rank, into, dtype=weight.dtype) / into**0.5
+                narrow = nn.Parameter(start, requires_grad=not self.freeze_a)
+                layer.register_parameter(name + A, narrow)
                 layer.register_parameter(name + B, nn.Parameter(weight.new_zeros(out, self.rank)))
 
 
@@ -114,7 +115,7 @@ class AdaptedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        return _sum(self, "weight")
+        return _sum(self, "weight")  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         own = self._parameters
@@ -129,19 +130,19 @@ class AdaptedAttention(nn.MultiheadAttention):
 
     @property
     def in_proj_weight(self) -> Tensor | None:  # type: ignore[override]
-        return _sum(self, _IN_ONE)
+        return _sum(self, _IN_ONE)  # type: ignore[no-any-return]
 
     @property
     def q_proj_weight(self) -> Tensor | None:  # type: ignore[override]
-        return _sum(self, _APART[0])
+        return _sum(self, _APART[0])  # type: ignore[no-any-return]
 
     @property
     def k_proj_weight(self) -> Tensor | None:  # type: ignore[override]
-        return _sum(self, _APART[1])
+        return _sum(self, _APART[1])  # type: ignore[no-any-return]
 
     @property
     def v_proj_weight(self) -> Tensor | None:  # type: ignore[override]
-        return _sum(self, _APART[2])
+        return _sum(self, _APART[2])  # type: ignore[no-any-return]
 
 
 def merge(module: nn.Module) -> nn.Module:
@@ -152,7 +153,8 @@ def merge(module: nn.Module) -> nn.Module:
                 for name in [each for each in layer._parameters if each + A in layer._parameters]:
                     layer._parameters[name] = nn.Parameter(_sum(layer, name), requires_grad=True)
                     del layer._parameters[name + A], layer._parameters[name + B]
-                layer.__class__ = nn.Linear if isinstance(layer, AdaptedLinear) else nn.MultiheadAttention
+                kind: Any = nn.Linear if isinstance(layer, AdaptedLinear) else nn.MultiheadAttention
+                layer.__class__ = kind
     return module
 
 
@@ -231,7 +233,8 @@ class _Frozen3d(nn.BatchNorm3d):
 
 def _freeze_statistics(layer: nn.Module) -> None:
     """Keep a BatchNorm layer in evaluation mode; its statistics become frozen parameters, under the same names."""
-    layer.__class__ = {nn.BatchNorm1d: _Frozen1d, nn.BatchNorm2d: _Frozen2d, nn.BatchNorm3d: _Frozen3d}[type(layer)]
+    kinds: dict[Any, Any] = {nn.BatchNorm1d: _Frozen1d, nn.BatchNorm2d: _Frozen2d, nn.BatchNorm3d: _Frozen3d}
+    layer.__class__ = kinds[type(layer)]
     for name, value in list(layer._buffers.items()):
         if value is not None:
             del layer._buffers[name]

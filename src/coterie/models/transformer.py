@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         else:
             real = (x != 0).any(2)
             h = self.begin(x)
-        h = self.dropout(h + positions(*h.shape[1:], h.device))
+        h = self.dropout(h + positions(h.shape[1], h.shape[2], h.device))
         mask = torch.where(real, 0.0, FAR_BELOW)[:, None, None]  # [batch, 1, 1, length]
         for layer in self.layers:
             h = layer(h, mask)
