@@ -30,6 +30,7 @@ PUBLIC = {
     "Compare, tune, recommend": "compare compare_runs compare_tuned Comparison tune Tuning recommend Recommendation",
     "Data": "Federation from_clients",
     "Models that clients take home": "load export onboard",
+    "Prepare a model": "lora",
     "Write a method": "Method Task METHODS tree",
     "Optimisers, schedules, samplers": "Optimizer SGD Adam AdamW RMSprop Schedule Sampler",
     "Errors": "CoterieError ConfigError DataError CoterieWarning",

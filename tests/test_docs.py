@@ -68,6 +68,15 @@ def test_the_guide_to_evaluation_runs():
         exec(compile(block.replace("rounds=2", quick), "evaluation.md", "exec"), {})
 
 
+def test_the_guide_to_models_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quick = "rounds=1, local_steps=1, engine='loop', compile=False, workers=1, report=False"
+    space = {}
+    for block in blocks("docs/models.md"):
+        exec(compile(block.replace("rounds=2", quick), "models.md", "exec"), space)
+    assert space["small"].rounds[-1]["bytes_up"] < space["full"].rounds[-1]["bytes_up"] / 3
+
+
 def test_the_guide_to_tuning_runs():
     for block in blocks("docs/tune.md"):
         quick = "rounds=1, local_steps=1, engine='loop', compile=False, workers=1"

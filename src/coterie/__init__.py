@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from coterie.experiment.tuning.tune import compare_tuned as compare_tuned
     from coterie.experiment.tuning.tune import tune as tune
     from coterie.methods import METHODS as METHODS
+    from coterie.models.adapters import lora as lora
 
 __version__ = "0.2.0.dev0"  # the only place: pyproject.toml reads it from here
 
@@ -78,6 +79,7 @@ _WHERE = {
     "export": "experiment.take_home.export",
     "from_clients": "data",
     "load": "experiment.take_home.load",
+    "lora": "models.adapters",
     "onboard": "experiment.take_home.onboard",
     "plan": "experiment.plan",
     "prepare": "experiment.setup",

@@ -95,8 +95,9 @@ def describe(setup: Setup) -> str:
     most = "at most " if config.early_stop is not None or config.callbacks else ""
     number, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
     optimizer = [f"{config.optimizer.get('name')} with lr {config.optimizer.get('lr')}"] if config.optimizer else []
+    model = f"model {config.model}" if setup.mixed is None else f"models {setup.mixed.describe()}"
     parts = [
-        f"{_count(len(setup.federation.names), 'client')}, model {config.model}",
+        f"{_count(len(setup.federation.names), 'client')}, {model}",
         f"{most}{_count(config.rounds, 'round')} of {_count(number, unit)}",
         *optimizer,
         *training_settings.in_words(config),

@@ -104,10 +104,18 @@ class Recorder:
     mm = bmm
 
     def addmm(self, start: Tensor, a: Tensor, b: Tensor, *, alpha: float, beta: float, out: Tensor) -> None:
+        self._added(torch.addmm, start, a, b, alpha, beta, out)
+
+    def baddbmm(self, start: Tensor, a: Tensor, b: Tensor, *, alpha: float, beta: float, out: Tensor) -> None:
+        self._added(torch.baddbmm, start, a, b, alpha, beta, out)
+
+    def _added(
+        self, do: Callable[..., Tensor], start: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float, out: Tensor
+    ) -> None:
         if (alpha, beta) != (1, 1) or torch.get_num_threads() > 1:
             raise NotReplayable("it has a product with factors, or more than one thread")
         self.product(a, b, out, start)
-        torch.addmm(start, a, b, out=out)
+        do(start, a, b, out=out)
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype)

@@ -28,6 +28,7 @@ T = TypeVar("T")
 GROUPS = {
     "method": "coterie.methods",
     "model": "coterie.models",
+    "augmentation": "coterie.augmentations",
     "data source": "coterie.data_sources",
     "partition": "coterie.partitions",
     "sampler": "coterie.samplers",

@@ -118,6 +118,9 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     learns_from: ClassVar[str] = "all clients, through the model that they share"
     # Completes "the file of this model holds ..." in the model card: what of the training data a view holds, if any.
     view_holds: ClassVar[str] = ""
+    # Whether clients may have models of different architecture: "nothing" (clients share nothing), "heads" or
+    # "prototypes" say what they share; empty: more of a model than that, so that all need the same one.
+    mixes_models: ClassVar[str] = ""
     law_contexts: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Options (names of fields with values) beside which other options come into play.
 

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coterie.core.attention import AttentionInProducts
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch
-from coterie.core.decode import Decode
+from coterie.core.decode import Decoder, as_floats
 from coterie.core.dropout import KeyedDropout
 from coterie.core.precision import BFloat16
 from coterie.core.tree import Params
@@ -27,6 +28,8 @@ from coterie.core.user_code import in_user_code
 
 Kind = Literal["classification", "regression"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
+Augment = Callable[[Tensor, Tensor], Tensor]  # (inputs [batch, ...], key) -> inputs
+_AUGMENT_KEY = 0x27D4EB2F << 30  # tells keys of augmentation from keys of dropout
 
 _NORMS = (
     nn.BatchNorm1d,
@@ -60,8 +63,9 @@ class Task:
         num_classes: int | None = None,
         head: str | None = None,
         loss: LossFn | None = None,
-        decode: Decode | None = None,
+        decode: Decoder | None = None,
         bf16: bool = False,
+        augment: Augment | None = None,
     ) -> None:
         if kind not in ("classification", "regression"):
             raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
@@ -69,7 +73,8 @@ class Task:
             raise ValueError("the model has lazy layers: call it once on an example so that its shapes are known")
         self.kind: Kind = kind
         self.num_classes = num_classes
-        self.decode = decode  # of inputs that are bytes; floats go to the model as they are
+        self.decode = decode  # of bytes, and of whole numbers that the model does not take as they are
+        self.augment = augment  # changes inputs at random, in training steps only
         self.bf16 = bf16  # products of training steps in half the bits (`coterie.core.precision`)
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
@@ -84,10 +89,12 @@ class Task:
             self._first_name[name] for name, p in module.named_parameters() if not p.requires_grad
         )
         self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
-        self.head_module = _find_head(module, head)
+        self.attends = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
+        self.head_module = find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
         self.head_is_last: bool | None = None  # whether outputs are the head's; None: nobody looked (`make_task` does)
-        self._structure = (kind, num_classes, head, self._example_losses, decode, bf16, _structure(self._train))
+        options = (kind, num_classes, head, self._example_losses, decode, bf16, augment)
+        self._structure = (*options, _structure(self._train))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same functions of parameters and data, whatever their models begin at.
@@ -123,7 +130,7 @@ class Task:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and name in only)
         loss, head = self._example_losses, self.head_module or None
-        same: dict[str, Any] = {"num_classes": self.num_classes, "decode": self.decode, "bf16": self.bf16}
+        same: dict[str, Any] = {key: getattr(self, key) for key in ("num_classes", "decode", "bf16", "augment")}
         return Task(module, self.kind, head=head, loss=loss, **same)
 
     def split(self, params: Params) -> tuple[Params, Params]:
@@ -149,7 +156,8 @@ class Task:
         try:
             for own, key, name, _ in self._places:
                 own[key] = params[name]
-            return self._eval(x)  # type: ignore[no-any-return]
+            with AttentionInProducts() if self.attends else contextlib.nullcontext():
+                return self._eval(x)  # type: ignore[no-any-return]
         finally:
             for own, key, _, original in self._places:
                 own[key] = original
@@ -204,8 +212,11 @@ class Task:
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
+        x = self._decoded(batch.x)
+        if self.augment is not None:
+            x = self.augment(x, batch.key ^ _AUGMENT_KEY)
         with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
-            outputs = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
+            outputs = functional_call(self._train, {**trained, **rest}, (x,))
         return outputs, rest
 
     def features(self, params: Params, x: Tensor) -> Tensor:
@@ -252,7 +263,8 @@ class Task:
         return frozenset(self._first_name[name] for name in names)
 
 
-def _find_head(module: nn.Module, name: str | None) -> str | None:
+def find_head(module: nn.Module, name: str | None) -> str | None:
+    """Return the name of a model's head: `name` if it has such a layer, by default its last linear layer, if any."""
     if name is None:
         linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
         return linear[-1] if linear else None
@@ -327,12 +339,27 @@ def _squared_error(out: Tensor, y: Tensor) -> Tensor:
 
 
 def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor, **options: Any) -> Task:
-    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not."""
+    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not.
+
+    Whole numbers, such as the tokens of a text, go to the model as they are, unless it takes nothing but floats.
+    """
     task = Task(module, kind, num_classes=num_classes, **options)
+    example = _some_of(example)
     try:
         with torch.no_grad():
-            out = task.logits(task.init(), example[:2])
+            try:
+                out = task.logits(task.init(), example)
+            except (RuntimeError, TypeError):
+                if task.decode is not None or example.is_floating_point():
+                    raise
+                task = Task(module, kind, num_classes=num_classes, **{**options, "decode": as_floats})
+                out = task.logits(task.init(), example)
     except Exception as error:
+        if isinstance(error, IndexError) and not example.is_floating_point():
+            raise ValueError(
+                f"the model does not accept whole numbers from {int(example.min())} to {int(example.max())}, which the "
+                f"inputs have ({error}): its table of embeddings may be too small"
+            ) from error
         why = f"{error}{in_user_code(error)}"
         raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {why}") from error
     if kind == "classification" and (out.ndim < 2 or (num_classes is not None and out.shape[1] < num_classes)):
@@ -340,8 +367,31 @@ def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor,
             f"the model gives outputs of shape {tuple(out.shape)}, but the data has {num_classes} classes: "
             f"its last layer needs {num_classes} outputs"
         )
-    task.head_is_last = _head_is_last(task, example[:2], out)
+    if task.augment is not None:
+        _check_augmentation(task, example)
+    task.head_is_last = _head_is_last(task, example, out)
     return task
+
+
+@torch.no_grad()
+def _check_augmentation(task: Task, x: Tensor) -> None:
+    assert task.augment is not None
+    x = task._decoded(x)
+    try:
+        changed = task.augment(x, torch.tensor(1))
+    except Exception as error:
+        raise ValueError(f"the augmentation does not accept these inputs: {error}{in_user_code(error)}") from error
+    if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (x.shape, x.dtype):
+        raise ValueError(
+            f"the augmentation must return inputs of the same type and shape, {tuple(x.shape)}, one by one"
+        )
+
+
+def _some_of(inputs: Tensor) -> Tensor:
+    """Return two inputs; of whole numbers the smallest and the largest at every place, which tables may lack."""
+    if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool) or inputs.is_meta or len(inputs) < 2:
+        return inputs[:2]
+    return torch.stack([inputs.amin(0), inputs.amax(0)])
 
 
 @torch.no_grad()

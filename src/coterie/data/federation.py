@@ -155,7 +155,11 @@ def from_clients(
     elif num_classes is None:
         num_classes = max(int(y_pool.max()) + 1, 2) if len(y_pool) else 2
     x_pool = torch.cat(xs)
-    return Federation(name, x_pool if x_pool.is_floating_point() else x_pool.float(), y_pool, splits, num_classes)
+    if x_pool.dtype in (torch.int16, torch.int32, torch.int64):
+        x_pool = x_pool.long()  # perhaps tokens; a model that takes only floats gets floats (`make_task`)
+    elif not x_pool.is_floating_point():
+        x_pool = x_pool.float()
+    return Federation(name, x_pool, y_pool, splits, num_classes)
 
 
 def split_again(federation: Federation, *, validation: float, test: float, seed: int) -> Federation:

@@ -12,6 +12,7 @@ from coterie.data.download.locations import DatasetFiles
 from coterie.data.federation import Federation
 from coterie.data.pool import Pool
 from coterie.data.readers import cifar, embedded, folders, idx, leaf, npz
+from coterie.data.readers.dialects import VOCABULARY, dialects
 from coterie.data.readers.hospitals import hospitals
 from coterie.data.readers.pfedbred import pfedbred
 from coterie.data.readers.synthetic import synthetic
@@ -115,6 +116,12 @@ SOURCES: dict[str, Source] = {
         "eight small hospitals: six share an illness, two do not; what is true is known",
         _sgd(20, 0.1, model="mlp", local_epochs=3, take_home="best"),
         DatasetFacts("8,950", "2", "none", "generated"),
+    ),
+    "dialects": Source(
+        dialects,
+        "weather reports as tokens: eight villages with two dialects that have false friends",
+        _adam(40, 3e-3, model=f"transformer:dim=32:layers=1:hidden=64:vocabulary={VOCABULARY}", local_epochs=2),
+        DatasetFacts("4,240", "4", "none", "generated"),
     ),
     "synthetic-feature-skew": _synthetic("FedMAP's feature skew: 10 clients x 2,000, 30 features", "20,000"),
     "synthetic-quantity-skew": _synthetic(

@@ -23,11 +23,13 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.method import Population
 from coterie.core.task import Task, make_task
 from coterie.core.tree import Tree
+from coterie.data.augment import find_augmentation
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.deploy.refused import Refused
 from coterie.deploy.schema import MAX_SITES, Classes, Examples, Scaling, Shape, Strict
 from coterie.engine.engine import one_thread
+from coterie.experiment.building import completed
 from coterie.experiment.config import Config
 from coterie.experiment.setup import Model
 from coterie.methods.fields import AnyMethod
@@ -142,13 +144,15 @@ def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
         factory = find_model(model) if isinstance(model, str) else model
         module = factory if isinstance(factory, torch.nn.Module) else factory(facts.shape, facts.outputs)
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
+        module = completed(module, config.pretrained, config.adapter, config.head)
     try:
         own: dict[str, Any] = {
             "head": config.head,
             "decode": facts.decode and Decode(facts.decode.mean, facts.decode.std),
             "bf16": config.bf16,
+            "augment": config.augment and find_augmentation(config.augment),
         }
         return make_task(module, facts.kind, facts.classes, facts.blank(2), **own)
     except ValueError as error:

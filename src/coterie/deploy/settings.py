@@ -124,6 +124,11 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
     try:
         config, method = resolve(values, own_data=own_data, own_model=own_model)
         problems += refuse_of_simulation(config)
+        if config.pretrained:
+            problems.append(
+                "pretrained: sites could have other files: let a model of your own load the weights (--model)"
+            )
+        problems += ["models: sites with different models are not there yet: use one model"] if config.models else []
     except ConfigError as error:
         problems += error.problems
     try:

@@ -241,7 +241,7 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
         federation = without(federation, hostile)
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
+        setup.method, setup.one_task(), federation, config.plan(), participants, config.seed, place=setup.peers
     )
     sim.shares, sim.heard, sim.sampler = setup.shares, config.clients_heard, config.sampler
     if attack is not None and attack in MESSAGES:

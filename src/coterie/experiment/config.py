@@ -96,7 +96,18 @@ class Config(BaseModel):
     class_weights: Literal["balanced"] | None = Field(
         None, description="balanced: every class of a client counts the same in training"
     )
+    augment: str | None = Field(
+        None, description="change images at random in training: flip,crop:4,rotate:10,brightness,contrast,noise"
+    )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
+    models: list[str] | None = Field(
+        None,
+        description="clients with different networks: dealt out in turn, or by client: mlp,cnn or site-1=mlp,*=cnn",
+    )
+    pretrained: str | None = Field(None, description="a safetensors file with the weights that the model begins with")
+    adapter: str | None = Field(
+        None, description="freeze the model and train low-rank updates and its head: lora:rank=4:alpha=8"
+    )
     head: str | None = Field(None, description="the layer that is the model's head; by default its last linear layer")
     rounds: int = Field(20, ge=1, description="communication rounds")
     local_epochs: int = Field(1, ge=1, description="passes of each client over its data per round")
@@ -248,7 +259,7 @@ class Config(BaseModel):
     def _several(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value or None
 
-    @field_validator("columns", "missing", "drop", mode="before")
+    @field_validator("columns", "missing", "drop", "models", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
         """Accept a list, or text with commas as it is typed on a command line."""
@@ -257,7 +268,7 @@ class Config(BaseModel):
             return given
         return [name.strip() for part in given for name in part.split(",")] if len(given) == 1 else given
 
-    @field_validator("schema")
+    @field_validator("schema", "pretrained")
     @classmethod
     def _schema(cls, value: str | None) -> str | None:
         return (

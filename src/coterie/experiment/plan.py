@@ -110,6 +110,7 @@ def plan(
 
 def plan_setup(setup: Setup) -> RunPlan:
     """Plan a run that is prepared. The probe takes some seconds."""
+    setup.one_task()  # all that follows is about one model
     begin = time.perf_counter()
     first, size = _without_probe(setup), _size(setup)
     sim = make_probe(setup, size.clients, size.steps)

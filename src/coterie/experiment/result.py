@@ -18,12 +18,14 @@ from coterie.evaluation.benefit import judge, measure, measure_each, sign_of
 from coterie.evaluation.metrics import METRICS, average, mean
 from coterie.experiment import show
 from coterie.experiment.config import Config
+from coterie.experiment.mixed import Mixed
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.references import References
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.adopt import Adoption
 from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod
+from coterie.models.adapters import merge
 from coterie.profiling import Profile
 
 NO_REFERENCE = (
@@ -60,6 +62,7 @@ class Result:
     stopped: Stop | None = None  # after which round it stopped, and why; None: it had all planned rounds
     references: References | None = None  # what usual models reach on the same tables
     onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round
+    mixed: Mixed | None = None  # who has which model; None: all have the same
     profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was recorded
     _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
 
@@ -174,15 +177,21 @@ class Result:
             raise CoterieError(f"there is no client '{client}'; there are {', '.join(self.names)}")
         return client_rows.take(self.views, self.names.index(client) if isinstance(client, str) else client)
 
+    def task_of(self, client: int) -> Task:
+        """Return the task of a client, by its number: clients may have different models."""
+        return self.task if self.mixed is None else self.mixed.task(client % len(self.names))
+
     def model(self, client: str | int) -> nn.Module:
         """Return the model that a client takes home, in evaluation mode.
 
         It is an instance of your own class if the client deploys one model, and otherwise a `Deployed`.
         """
-        module = as_module(self.task, self.method, self.view(client))
+        i = self.names.index(client) if isinstance(client, str) and client in self.names else client
+        view = self.view(client)  # which complains of an unknown name
+        assert isinstance(i, int)
+        module = as_module(self.task_of(i), self.method, view)
         if self.take_home is None:
             return module
-        i = self.names.index(client) if isinstance(client, str) else client
         local = None if self.reference is None else self.reference.model(i)
         kept, temperature = self.take_home.choices[i].kept, self.take_home.temperatures[i]
         return kept_module(module, local, kept, temperature, regression=self.task.kind == "regression")
@@ -191,7 +200,7 @@ class Result:
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:
     """Return a module in evaluation mode that predicts as a client with this view does."""
     if isinstance(view, dict) and view.keys() == task.init().keys():
-        return task.module(view)
+        return merge(task.module(view))
     return Deployed(task, method, view).eval()
 
 

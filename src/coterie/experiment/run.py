@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.compute.availability import asked_for_plain
 from coterie.core import client_rows
 from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
+from coterie.core.task import Augment
 from coterie.core.toml import read_toml, to_toml
 from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
@@ -31,15 +32,16 @@ from coterie.experiment.debugging import debugging
 from coterie.experiment.find_callbacks import FROM_PYTHON
 from coterie.experiment.find_callbacks import make as make_callbacks
 from coterie.experiment.global_tests import both_tests
+from coterie.experiment.mixed import OWN_MODELS, Models
+from coterie.experiment.mixed_simulation import begin as begin_simulation
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
 from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.setup import OWN_AUGMENT, Data, Model, Setup, input_dtype, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
-from coterie.experiment.simulation import Simulation
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
@@ -63,6 +65,7 @@ def run(
     data: Data | None = None,
     *,
     model: Model | None = None,
+    models: Models | None = None,
     out: str | Path | None = None,
     progress: Heard = None,
     profile: bool = False,
@@ -75,6 +78,8 @@ def run(
         data: the name of a data set, a `Federation`, or for each client an (x, y) pair of tensors or a
             `torch.utils.data.Dataset`. By default, eight generated hospitals.
         model: a model's name, an `nn.Module`, or a factory that takes the input shape and the number of outputs.
+        models: instead, for clients with different networks: a model for each client's name, a function of the name,
+            or words as of `--models`.
         out: where to write the run folder; without it, nothing is written.
         progress: receives news of the run. By default a notebook shows a bar, and all else nothing; False: nothing.
         profile: record where the time goes. The result's `profile` then has it, and `out` gets a trace.json.
@@ -94,7 +99,7 @@ def run(
     """
     folder = Path(out) if out is not None else None
     with recording(profile) as recorded:
-        setup = prepare(method, data, model=model, **settings)
+        setup = prepare(method, data, model=model, models=models, **settings)
         result = run_setup(setup, folder, progress=progress)
     return with_profile(result, recorded)
 
@@ -204,6 +209,8 @@ def resume(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    models: Models | None = None,
+    augment: Augment | None = None,
     device: str | None = None,
     callbacks: Sequence[Any] | None = None,
     progress: Heard = None,
@@ -215,6 +222,8 @@ def resume(
         path: the run folder.
         data: the data, if they were given in Python; they must be the same again.
         model: the model, if it was given in Python; it must be the same again.
+        models: the clients' models, likewise.
+        augment: the augmentation, likewise.
         device: continue on this device; by default on the one the run began on.
         callbacks: the callbacks, if some were given in Python: all of them again.
         progress: receives news of the run.
@@ -239,7 +248,9 @@ def resume(
     values |= own | {key: value for key, value in taking.items() if value is not None}
     check_files(path)
     named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
-    for key, value in {"data": data, "model": model}.items():
+    named["augment"] = values.get("augment") != OWN_AUGMENT
+    named["models"] = values.get("models") != [OWN_MODELS]
+    for key, value in {"data": data, "model": model, "models": models, "augment": augment}.items():
         if value is None and not named[key]:
             raise ConfigError(
                 [f"this run's {key} came from Python: resume it with coterie.resume('{path}', {key}=...)"]
@@ -254,6 +265,8 @@ def resume(
     if device is not None:
         values["device"] = device
         values.pop("workers", None)
+    if values.get("models"):
+        values.pop("model")
     setup = prepare(**values)
     if "select" not in values:  # an older version began it, which wrote down no default
         setup = replace(setup, metric=METRICS[setup.task.kind][0])
@@ -295,11 +308,7 @@ def execute(
         CoterieError: training diverged. As after Ctrl-C, all complete rounds are on disk then.
     """
     config, federation = setup.config, setup.federation
-    participants = config.participants(len(federation.names))
-    store = Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None)
-    sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
-    )
+    sim = begin_simulation(setup, Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None))
     sim.heard, sim.shares, sim.sampler = config.clients_heard, setup.shares, config.sampler
     watch = Watch(setup, make_callbacks(setup.callbacks))
     folder = RunFolder(out) if out else None
@@ -392,6 +401,7 @@ def execute(
         _held_out(setup, best, engine, tell),
         budget=setup.budget,
         stopped=stopped,
+        mixed=setup.mixed,
     )
     if folder:
         models = partial(write_models, folder, result, federation, len(federation.names))
@@ -427,12 +437,14 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
         about = {
             "method": config.method,
             "hyper": config.hyper,
-            "model": config.model,
+            "model": config.model if result.mixed is None else result.mixed.model(i),
+            "adapter": config.adapter,
             "head": config.head,
             "kind": result.task.kind,
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
+            "input_dtype": input_dtype(federation, result.task_of(i)),
             "classes": class_names(federation),
             "decode": None if federation.decode is None else federation.decode.to_json(),
             "population": [population, config.participants(population)],

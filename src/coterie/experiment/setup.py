@@ -14,17 +14,20 @@ from torch.utils.data import Dataset
 from coterie.core import device, rng
 from coterie.core.errors import ConfigError
 from coterie.core.optimizers import Optimizer
-from coterie.core.task import Task, make_task
+from coterie.core.task import Augment, Task, make_task
 from coterie.core.user_code import in_user_code
 from coterie.core.wrapped import plain
 from coterie.data import Federation, from_clients, load
+from coterie.data.augment import find_augmentation
 from coterie.data.tables.silos import load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
 from coterie.engine.samplers import Turnout
 from coterie.evaluation.metrics import METRICS, default_metric
 from coterie.experiment import find_callbacks, training_settings
+from coterie.experiment.building import completed
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.mixed import OWN_MODELS, Mixed, Models, check_method, grouped, of_clients, spelled
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
 from coterie.experiment.privacy.site_level import Shares
@@ -39,6 +42,7 @@ from coterie.profiling import timed
 
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
 Data = str | Federation | Sequence[Client] | Mapping[str, Client]
+OWN_AUGMENT = "own-augment"  # what config.toml says of an augmentation that came from Python
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -56,6 +60,7 @@ class Setup:
     shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
     budget: Budget | None = None  # what the run's privacy costs; None: it has none
     callbacks: tuple[Any, ...] = ()  # names, classes, functions or objects; each run makes its own of them
+    mixed: Mixed | None = None  # who has which model; None: all have the same
 
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
@@ -72,10 +77,18 @@ class Setup:
         config = self.config.model_copy(update={"early_stop": None, "callbacks": None})
         return dataclasses.replace(self, config=config, callbacks=())
 
+    def one_task(self) -> Task:
+        """Return the task of all clients; raise `ConfigError` if they have different models."""
+        if self.mixed is not None:
+            raise ConfigError(
+                ["models: clients with different models are for a run alone (coterie run): use one model"]
+            )
+        return self.task
+
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
         config = self.config.model_copy(update={"model": model})
-        task = _task_and_metric(config, self.federation, model)[0]
+        task = _task_and_metric(config, self.federation, model, self.task.augment)[0]
         return make_private(dataclasses.replace(self, config=config, task=task))
 
 
@@ -85,6 +98,7 @@ def prepare(
     data: Data | None = None,
     *,
     model: Model | None = None,
+    models: Any = None,  # Models | None
     **settings: Any,
 ) -> Setup:
     """Resolve settings, load the data, and build the method, model and topology; see `coterie.run` for the arguments.
@@ -101,7 +115,16 @@ def prepare(
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
     own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
+    if isinstance(models, str):
+        models = models.split(",")
+    if models is not None:
+        if model is not None:
+            raise ConfigError(["give model or models, not both"])
+        values["models"] = list(models) if isinstance(models, Sequence) else [OWN_MODELS]
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
+    augment = values.get("augment")
+    if callable(augment):
+        values["augment"] = OWN_AUGMENT
     values["method"] = method if isinstance(method, str) else "fedavg"
     called = values.get("callbacks") or ()
     values["callbacks"] = find_callbacks.names_of(values.get("callbacks"))
@@ -124,14 +147,49 @@ def prepare(
     federation, held_out = hold_out(_federation(config, data), config.holdout, config.data_seed)
     if config.references:
         check_table(federation)
-    task, metric = _task_and_metric(config, federation, config.model if model is None else model)
+    if config.augment is not None and not callable(augment):
+        augment = find_augmentation(config.augment)
+    mixed, models = None, config.models if models is None or isinstance(models, Sequence) else models
+    if models is None:
+        task, metric = _task_and_metric(config, federation, config.model if model is None else model, augment)
+    else:
+        mixed, metric = _mixed(config, built, federation, models, augment)
+        task = mixed.groups[0].task
+        found = [mixed.model(i) for i in range(len(federation.names))]
+        config = config.model_copy(update={"models": spelled(models, federation.names, found)})
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
     resolved = {"hyper": values_of(built), "optimizer": optimizer_of(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
-    made = Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out)
+    made = Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out, mixed=mixed)
     return make_private(dataclasses.replace(made, callbacks=(called,) if isinstance(called, str) else tuple(called)))
+
+
+def _mixed(
+    config: Config, method: AnyMethod, federation: Federation, models: Models, augment: Augment | None
+) -> tuple[Mixed, str]:
+    """Build each client's model and group the clients by architecture; check that the run can have such clients."""
+    problems = [] if config.topology == "server" else ["models: clients with different models need a server"]
+    if config.privacy is not None:
+        problems.append("models: privacy is not worked out for clients with different models")
+    if config.holdout:
+        problems.append("models: a newcomer's model is not known, so leave out holdout")
+    if config.pretrained is not None:
+        problems.append("models: one file of pretrained weights does not fit different models")
+    if problems:
+        raise ConfigError(problems)
+    check_method(method)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
+        wanted = of_clients(models, federation.names)
+    made: dict[Any, Task] = {}
+    for model in wanted:
+        key = model if isinstance(model, str) else id(model)
+        if key not in made:
+            made[key], metric = _task_and_metric(config, federation, model, augment)
+    tasks = [made[model if isinstance(model, str) else id(model)] for model in wanted]
+    return grouped(tasks, wanted, method), metric
 
 
 def make_private(setup: Setup) -> Setup:
@@ -146,7 +204,7 @@ def make_private(setup: Setup) -> Setup:
     return dataclasses.replace(setup, config=config, method=made.method, shares=made.shares, budget=made.budget)
 
 
-def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
+def _task_and_metric(config: Config, federation: Federation, model: Model, augment: Augment | None) -> tuple[Task, str]:
     """Build the task and find the metric, and check at once all that can only be checked with the data at hand."""
     problems, participants = [], config.participants(len(federation.names))
     if participants > len(federation.names):
@@ -166,8 +224,9 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
-            module = _module(model, federation)
+            module = completed(_module(model, federation), config.pretrained, config.adapter, config.head)
         own: dict[str, Any] = {"head": config.head, "decode": federation.decode, "bf16": config.bf16}
+        own["augment"] = augment
         task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
     except ConfigError as error:
         problems += error.problems
@@ -257,6 +316,12 @@ def _module(model: Any, federation: Federation) -> nn.Module:
 def num_outputs(federation: Federation) -> int:
     """Return how many outputs a model needs: one per class or, in a regression, per target value."""
     return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
+
+
+def input_dtype(federation: Federation, task: Task) -> str:
+    """Return the type of numbers that a model which was taken home is given: "int64" for tokens, else "float32"."""
+    whole = federation.x.dtype in (torch.int16, torch.int32, torch.int64) and task.decode is None
+    return "int64" if whole else "float32"
 
 
 def optimizer_of(method: AnyMethod) -> dict[str, Any]:

@@ -143,12 +143,9 @@ class Simulation:
             CoterieError: training diverged. The state is then what it was before the round.
         """
         ids = self.sample(round)
-        down, rows_of = self._work(round, ids)
-        results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
+        down, rows_of, (clients, ups, info) = self._updates(round, ids, engine)
         # A second thread, once woken, keeps a worker's core busy for milliseconds, so little work gets none.
-        threads = threads_for(tuple(rows for _, rows in results))
-        with threads, on(self.federation.x.device):
-            clients, ups, info = in_order(results, ids)
+        with threads_for((clients, ups, info)), on(self.federation.x.device):
             names = [self.federation.names[i] for i in ids]
             if self.shares is not None and self.shares.level != "site-central":
                 ups = self.shares.apply(self.seed, round, names, down, ups)
@@ -163,8 +160,18 @@ class Simulation:
                 heard, messages = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
             server = self.place.aggregate(self.method, self.state.server, heard, messages)
             server_info = self.place.info(self.method, server)
-            self.state = State(server, client_rows.put(self.state.clients, at, clients))
+            self.state = State(server, self._put(at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
+
+    def _updates(self, round: int, ids: list[int], engine: ClientRunner) -> Any:
+        """Return what the clients are sent, what gathers their rows, and their states, messages and infos as rows."""
+        down, rows_of = self._work(round, ids)
+        results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
+        with threads_for(tuple(rows for _, rows in results)), on(self.federation.x.device):
+            return down, rows_of, in_order(results, ids)
+
+    def _put(self, at: Tensor, clients: Tree) -> Any:
+        return client_rows.put(self.state.clients, at, clients)
 
     @timed("evaluate")
     def evaluate(self, round: int, engine: ClientRunner, *, own_only: bool = False) -> dict[str, Scores]:

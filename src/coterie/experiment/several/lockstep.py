@@ -43,7 +43,7 @@ def seeds_at_once(setups: Sequence[Setup], seeds: int) -> int:
         At least 1, which means one after another.
     """
     config, federation, task = setups[0].config, setups[0].federation, setups[0].task
-    if seeds == 1 or config.engine == "loop" or config.track or setups[0].held_out:
+    if seeds == 1 or config.engine == "loop" or config.track or setups[0].held_out or setups[0].mixed:
         return 1
     participants, model = config.participants(len(federation.names)), tree.nbytes(task.init())
     client = max(tree.nbytes(setup.method.init_client(task.init())) for setup in setups)

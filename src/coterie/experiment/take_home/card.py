@@ -109,7 +109,7 @@ def make_card(
         "method": {"name": config.method, "paper": _paper(result.method), "hyper": config.hyper},
         "optimizer": config.optimizer,
         "training": training_settings.to_json(config),
-        "model": config.model,
+        "model": config.model if result.mixed is None else result.mixed.model(i),
         "input_shape": list(federation.x.shape[1:]),
         "outputs": "logits" if federation.num_classes else "values",
         "schedule": {

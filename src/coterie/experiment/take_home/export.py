@@ -29,7 +29,8 @@ from coterie.core.tree import Params
 from coterie.evaluation.adoption import LOCAL
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
-from coterie.experiment.take_home.load import find_client, load, needs_local
+from coterie.experiment.take_home.load import blank_inputs, find_client, load, needs_local
+from coterie.models.adapters import find_adapter
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 
@@ -85,7 +86,11 @@ def export(
         raise ConfigError([f"probabilities: {why}"])
     about = {**about, "output": "probabilities" if probabilities else about_output(about)}
     if format == "safetensors":
-        files.write_tensors(path, _weights(folder, about), {"format": "pt"})
+        weights = _weights(folder, about)
+        if about.get("adapter"):
+            weights = find_adapter(about["adapter"]).merged(weights)
+            about = {**about, "adapter": None, "merged": about["adapter"]}
+        files.write_tensors(path, weights, {"format": "pt"})
         files.write_json(path.with_name(path.name + ".json"), {**about, "weights": path.name})
         return path
     module = load(run, about["client"], model=model)
@@ -154,7 +159,7 @@ def _onnx(module: nn.Module, about: dict[str, Any]) -> bytes:
 
 
 def _example(about: dict[str, Any]) -> Tensor:
-    return torch.zeros(2, *about["input_shape"])  # with one row, torch would take 1 for the only length
+    return blank_inputs(about, 2)  # with one row, torch would take 1 for the only length
 
 
 def _any_rows() -> dict[int, Any]:

@@ -35,12 +35,26 @@ def read_inputs(path: Path, client: Path, about: dict[str, Any]) -> Tensor:
     """
     record = client / "preprocessing.json"
     if path.suffix.lower() in (".npy", ".npz"):
-        return _checked(path, _array(path, "x"), about)
+        return in_type(_checked(path, _array(path, "x"), about), about, path)
     if record.exists():
         preprocessing = files.read_json(record)
         return apply_preprocessing(_read_like(path, preprocessing), preprocessing)
     header, cells, lines = read_csv(path)
-    return _features(path, header, cells, lines, about)
+    return in_type(_features(path, header, cells, lines, about), about, path)
+
+
+def in_type(x: Tensor, about: dict[str, Any], where: Any) -> Tensor:
+    """Return inputs as the type of numbers that the model takes: tokens are whole numbers.
+
+    Raises:
+        DataError: it takes whole numbers, and some are not.
+    """
+    if about.get("input_dtype", "float32") == "float32":
+        return x.float()
+    whole = x.long()
+    if bool((whole != x).any()):
+        raise DataError(f"'{where}': this model takes whole numbers (tokens), and some of the inputs are not")
+    return whole
 
 
 def _read_like(path: Path, preprocessing: dict[str, Any]) -> Table:

@@ -27,6 +27,7 @@ from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.core.units import parse_bytes
 from coterie.data import Federation, from_clients
+from coterie.data.augment import find_augmentation
 from coterie.data.tables.schema import schema_from_dict
 from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
@@ -39,11 +40,11 @@ from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
 from coterie.experiment.run import execute, local_like, read_config, write_models
-from coterie.experiment.setup import Model, Setup
+from coterie.experiment.setup import OWN_AUGMENT, Model, Setup
 from coterie.experiment.silos import OPTIONS
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.card import write_cards
-from coterie.experiment.take_home.input_files import read_examples
+from coterie.experiment.take_home.input_files import in_type, read_examples
 from coterie.experiment.take_home.load import build_module, find_client
 from coterie.methods.fields import AnyMethod
 from coterie.storage import files, paged_rows
@@ -219,14 +220,24 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     unused = ("silos", *OPTIONS, *PARTITION_SETTINGS, "callbacks", "sections")
     values = {key: value for key, value in read_config(run).items() if key not in unused}
     config, method = resolve(values, own_data=True, own_model=True)
+    if config.models:
+        raise ConfigError(
+            [f"'{run}' has clients with different models, so it is not known which a newcomer would have"]
+        )
     if config.topology != "server":
         raise ConfigError([f"'{run}' has no server to join: its clients are peers (topology = {config.topology!r})"])
     names = tuple(row["client"] for row in read_rows(run / "clients.csv"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)  # as in `prepare`: the run's initial model
-        module = build_module(about, model, run)
+        module = build_module(about, model, run, config.pretrained)
     decode = Decode.from_json(about.get("decode"))
-    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head, decode=decode)
+    if config.augment == OWN_AUGMENT:
+        raise ConfigError(
+            [f"'{run}' was trained with an augmentation that came from Python: nobody can join by command"]
+        )
+    augment = config.augment and find_augmentation(config.augment)
+    own: dict[str, Any] = {"head": config.head, "decode": decode, "augment": augment or None}
+    task = Task(module, about["kind"], num_classes=about["num_classes"], **own)
     params = task.init()
     store = Store(parse_bytes(config.memory) // 2)
     people = len(names), config.participants(len(names))
@@ -253,6 +264,7 @@ def _site(
         x, y = read_examples(path, target, about)
     else:
         x, y = data
+    x = in_type(x, about, name)
     if tuple(x.shape[1:]) != tuple(about["input_shape"]):
         raise DataError(f"'{name}': inputs of shape {tuple(x.shape[1:])}; this run has {tuple(about['input_shape'])}")
     site = from_clients(

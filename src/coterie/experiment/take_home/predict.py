@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, DataError
 from coterie.evaluation.adoption import at_threshold
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.input_files import class_names, read_inputs
@@ -40,8 +40,11 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
     folder, about = find_client(run, client)
     x = read_inputs(Path(rows), folder, about)
     module = load(run, about["client"], model=model)
-    with torch.no_grad():
-        outputs = torch.cat([module(piece) for piece in torch.split(x, ROWS_AT_ONCE)])
+    try:
+        with torch.no_grad():
+            outputs = torch.cat([module(piece) for piece in torch.split(x, ROWS_AT_ONCE)])
+    except IndexError as error:
+        raise DataError(f"'{rows}' has numbers that the model's table of embeddings lacks ({error})") from error
     if about["kind"] == "regression":
         return about["client"], _values(outputs)
     if outputs.ndim != 2:

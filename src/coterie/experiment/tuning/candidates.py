@@ -189,7 +189,7 @@ def _begin(trainee: Trainee) -> Simulation:
     config, states = setup.config, trainee.states
     store = Store(parse_bytes(config.memory) // 2, states.path / "checkpoints")
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
-    sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
+    sim = Simulation.start(setup.method, setup.one_task(), federation, *schedule, place=setup.peers, store=store)
     sim.heard, sim.sampler = config.clients_heard, config.sampler
     if trainee.done:
         sim.state, _ = states.load(trainee.done, sim.state)

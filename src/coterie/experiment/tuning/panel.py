@@ -65,7 +65,7 @@ def score_chosen(search: MethodSearch, federation: Federation, tell: Progress, c
     engines = search.engines or Engines(config.rounds, config.rounds, choices, tell.say)
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
     store = Store(parse_bytes(config.memory) // 2, None)
-    sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
+    sim = Simulation.start(setup.method, setup.one_task(), federation, *schedule, place=setup.peers, store=store)
     sim.heard, sim.sampler = config.clients_heard, config.sampler
     engine = engines.engine(setup, sim)
     best, standing, at, sent, spent = sim.state, -math.inf, 0, 0, 0.0
