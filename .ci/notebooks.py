@@ -37,7 +37,7 @@ def executed(path: Path, pictures: str = "png") -> dict[str, Any]:
         "PLOTLY_RENDERER": pictures,
         "COTERIE_BACKEND": "plain",  # the same numbers with and without a compiler
         "OMP_NUM_THREADS": "1",
-        "COLUMNS": "120",
+        "COLUMNS": "110",
     }
     before = dict(os.environ)
     os.environ.update(changed)
@@ -49,8 +49,21 @@ def executed(path: Path, pictures: str = "png") -> dict[str, Any]:
         os.environ.update(before)
     for cell in notebook.cells:
         cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
     notebook.metadata = METADATA
     made: dict[str, Any] = json.loads(nbformat.writes(notebook))
+    return made
+
+
+def joined(outputs: list[Any]) -> list[Any]:
+    """Return a cell's outputs with what a program printed in pieces as one."""
+    made: list[Any] = []
+    for output in outputs:
+        if made and output["output_type"] == "stream" and made[-1].get("name") == output["name"]:
+            made[-1]["text"] += output["text"]
+        else:
+            made.append(output)
     return made
 
 

@@ -278,7 +278,7 @@ def test_paper_is_light_and_holds_every_figure(visit, scheme):
     assert all(PAPER * share / 2 < width <= PAPER * share - 38 for width, share in printed["widths"])
     assert printed["ink"] == "rgb(86, 97, 110)"  # the light page's, on a dark one too
     page.wait_for_selector(f'html[data-drawn="{scheme}"]', timeout=60_000)
-    page.wait_for_function(f"{width} === {before}")
+    assert page.evaluate(width) == before
     assert page.troubles == []
 
 
@@ -303,8 +303,10 @@ def test_it_opens_in_two_seconds_with_500_clients(browser, many):
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.goto(many.as_uri())
-    page.wait_for_function("performance.getEntriesByName('coterie-screen-drawn').length", timeout=60_000)
+    while not page.evaluate("performance.getEntriesByName('coterie-screen-drawn').length"):
+        page.wait_for_timeout(50)
     worked = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    print(f"{worked['TaskDuration']:.2f} s of the processor until all figures on the screen were drawn")
     assert 0.05 < worked["TaskDuration"] < 2, json.dumps(worked)
     assert page.locator('[data-figure="gain"] svg.main-svg').count()
     page.wait_for_selector("html[data-drawn]", timeout=60_000)

@@ -86,6 +86,7 @@
   });
   window.addEventListener("afterprint", () => {
     paper = false;
+    delete root.dataset.drawn;
     drawAll();
   });
 
