@@ -109,7 +109,8 @@ def _output(output: dict[str, Any]) -> str:
     if "text/html" in data:
         return re.sub(r"\s*\n\s*", " ", "".join(data["text/html"]))
     if "image/png" in data:
-        return f'<img alt="The figure that this cell draws" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+        image = "".join(data["image/png"]).strip()
+        return f'<img alt="The figure that this cell draws" src="data:image/png;base64,{image}">'
     text = html.escape("".join(output.get("text", data.get("text/plain", ""))).rstrip())
     return f"<pre><code>{text}</code></pre>".replace("\n", "&#10;") if text else ""
 

@@ -1,7 +1,7 @@
 """Executes the notebooks of docs/notebooks and writes them with their outputs: python .ci/notebooks.py [NAME ...].
 
-Each runs in an empty folder. What differs between machines is left out: versions of the kernel, times of cells. Needs the
-extras docs, notebook, flower and figures, and a Chromium that draws the plotly figures.
+Each runs in an empty folder. What differs between machines is left out: versions of the kernel, times of cells. Needs
+the extras docs, flower and figures, and a Chromium that draws the plotly figures.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ from tests.places import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-DIFFERS = re.compile(r"\d+\.\d+ s\b|^(?:waiting for sites|round 1 of \d+$).*$", re.M)  # between one execution and the next
+DIFFERS = re.compile(
+    r"\d+\.\d+ s\b|^(?:waiting for sites|round 1 of \d+$).*$", re.M
+)  # between one execution and the next
 
 
 def outputs(notebook: dict[str, Any]) -> list[list[str]]:
@@ -42,7 +44,9 @@ def as_text(output: dict[str, Any]) -> str:
 
 def same(was: str, now: str) -> bool:
     """Whether two outputs have the same words, and numbers that differ by rounding at most."""
-    was, now = (re.sub(r"[ \t]+|[━─]+", " ", re.sub(r"\n+", "\n", DIFFERS.sub("", text))).strip() for text in (was, now))
+    was, now = (
+        re.sub(r"[ \t]+|[━─]+", " ", re.sub(r"\n+", "\n", DIFFERS.sub("", text))).strip() for text in (was, now)
+    )
     if NUMBER.sub("#", was) != NUMBER.sub("#", now):
         return False
     pairs = zip(NUMBER.findall(was), NUMBER.findall(now), strict=True)

@@ -180,7 +180,19 @@ CONTRAST = """(selector) => {
     });
 }"""
 TEXTS = (
-    *("#verdict", "h1", "h3", ".subtitle", "figcaption", "td", "th button", ".tile dd", ".tile .beside", "nav a", "button"),
+    *(
+        "#verdict",
+        "h1",
+        "h3",
+        ".subtitle",
+        "figcaption",
+        "td",
+        "th button",
+        ".tile dd",
+        ".tile .beside",
+        "nav a",
+        "button",
+    ),
     *(".xtick text", ".ytick text", ".xtitle", ".legendtext", ".annotation-text"),
 )
 
@@ -240,7 +252,7 @@ def test_the_keyboard_reaches_and_works_everything(visit):
     reached = set()
     for _ in range(3 * wanted):
         page.keyboard.press("Tab")
-        mark = "(() => { const e = document.activeElement; e.dataset.at ??= String(Math.random()); return e.dataset.at })()"
+        mark = "(() => { const e = document.activeElement; return e.dataset.at ??= Math.random(); })()"
         reached.add(page.evaluate(mark))
         if len(reached) > wanted:  # the page itself, after the last
             break

@@ -239,7 +239,7 @@ def resume(
         ConfigError: the data or the model came from Python and are not given, or another setting is.
 
     Examples:
-        `first` is a run folder, as `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` writes it:
+        `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` has written the folder `first`:
 
         >>> import coterie
         >>> coterie.resume("first").names[:3]

@@ -115,7 +115,8 @@ def _table(table: Table) -> str:
     # A region that scrolls can be reached, and so scrolled, with the keyboard.
     return (
         f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{heading}</h3>{caption}'
-        f'<div class="scroll" role="region" aria-label="{heading}" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>'
+        f'<div class="scroll" role="region" aria-label="{heading}" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
         '</div><p class="copy"><button type="button" data-copy="markdown">Copy as Markdown</button>'
         '<button type="button" data-copy="latex">Copy as LaTeX</button><span role="status"></span></p></figure>'
     )

@@ -46,7 +46,7 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
         ConfigError: the model came from Python and is not given.
 
     Examples:
-        `first` is a run folder, as `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` writes it:
+        `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` has written the folder `first`:
 
         >>> import coterie, torch
         >>> model = coterie.load("first", "north")  # or its number, 1
