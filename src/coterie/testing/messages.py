@@ -4,7 +4,8 @@
 
 writes the table of `docs/deploy.md` and the last column of `docs/methods-at-a-glance.md` anew, in the current folder.
 Messages are those of a small network with everything that a model may have: a frozen layer, normalisation with
-statistics, and a head. What is a part of the model in a message is told by its names, and everything else by its field and its shape.
+statistics, and a head. What is a part of the model in a message is told by its names, and everything else by its field
+and its shape.
 """
 
 from __future__ import annotations
