@@ -17,6 +17,7 @@ SHOWN = (
     *("attack", "compare", "compare_runs", "compare_tuned", "export", "from_clients", "load", "onboard", "plan"),
     *("recommend", "resume", "run", "tune"),
 )
+SLOW = ("Result.benefit", "attack", "compare", "compare_tuned", "recommend", "tune")  # which train several federations
 QUICK: dict[str, Any] = {"model": "linear", "rounds": 2, "engine": "loop", "compile": False, "workers": 1}
 OPTIONS = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 
@@ -45,7 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield here
 
 
-@pytest.mark.parametrize("test", examples(), ids=lambda test: test.name)
+def marked(test: doctest.DocTest) -> Any:
+    return pytest.param(test, id=test.name, marks=[pytest.mark.slow] if test.name in SLOW else [])
+
+
+@pytest.mark.parametrize("test", map(marked, examples()))
 def test_an_example_is_true(test: doctest.DocTest, folder: Path) -> None:
     told: list[str] = []
     result = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=told.append)

@@ -65,8 +65,8 @@ class SGD(Optimizer):
 
     Examples:
         >>> import coterie
-        >>> coterie.SGD(lr=0.1, momentum=0.9).steady_step()  # of a gradient that stays the same
-        1.0
+        >>> coterie.SGD(lr=0.1, momentum=0.5).steady_step()  # of a gradient that stays the same
+        0.2
     """
 
     lr: Annotated[float, Search(1e-3, 1), Field(gt=0, description="step size")] = 0.01

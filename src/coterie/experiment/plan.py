@@ -109,7 +109,7 @@ def plan(
         >>> import coterie
         >>> planned = coterie.plan("fedprox", "hospitals", model="linear", rounds=5, mu=0.1)
         >>> planned.participants, planned.traffic.total  # clients of a round; bytes of all rounds
-        (8, 13640.0)
+        (8, 13600)
     """
     return plan_setup(prepare(method, data, model=model, **settings))
 

@@ -89,7 +89,7 @@ def run(
         >>> import coterie
         >>> result = coterie.run("fedavg", "hospitals", model="linear", rounds=2)
         >>> result.names[:3]
-        ('north', 'east', 'south')
+        ['north', 'east', 'south']
         >>> 0.5 < result.mean() < 1  # the mean test AUROC
         True
         >>> result.model("north")  # what this client deploys
@@ -243,7 +243,7 @@ def resume(
 
         >>> import coterie
         >>> coterie.resume("first").names[:3]
-        ('north', 'east', 'south')
+        ['north', 'east', 'south']
     """
     path = Path(path)
     if other := [key for key in taking if key not in adopt.SETTINGS]:

@@ -130,7 +130,7 @@ def onboard(
         >>> x = torch.randn(60, 20)
         >>> result = coterie.onboard("first", (x, (x[:, 0] > 0).long()), name="clinic")
         >>> result.names
-        ('clinic',)
+        ['clinic']
     """
     run = Path(run)
     finished, about = open_run(run, model)
