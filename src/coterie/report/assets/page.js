@@ -87,6 +87,7 @@
   window.addEventListener("afterprint", () => {
     paper = false;
     delete root.dataset.drawn;
+    if (window.Plotly) Object.keys(figures).forEach((name) => Plotly.purge(placeOf(name)));  // or it keeps the width
     drawAll();
   });
 
