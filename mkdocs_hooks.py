@@ -153,8 +153,8 @@ def on_files(files: Files, config: Any) -> Files:
         for path in targets(text, page)
     }
     pages |= {"api.md": reference(), "site.css": STYLE}
-    for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
-        pages[f"notebooks/{path.stem}.md"] = notebook_page(path)
+    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        pages[f"notebooks/{notebook.stem}.md"] = notebook_page(notebook)
     for path in linked:
         page = page_of(path)
         if page is not None and page.startswith("source/"):
