@@ -57,9 +57,11 @@ def executed(path: Path, pictures: str = "png") -> dict[str, Any]:
 
 
 def joined(outputs: list[Any]) -> list[Any]:
-    """Return a cell's outputs with what a program printed in pieces as one."""
+    """Return a cell's outputs with what a program printed in pieces as one, and no line ends of a terminal."""
     made: list[Any] = []
     for output in outputs:
+        if output["output_type"] == "stream":
+            output["text"] = output["text"].replace("\r\n", "\n")
         if made and output["output_type"] == "stream" and made[-1].get("name") == output["name"]:
             made[-1]["text"] += output["text"]
         else:

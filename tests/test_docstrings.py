@@ -50,7 +50,7 @@ def marked(test: doctest.DocTest) -> Any:
     return pytest.param(test, id=test.name, marks=[pytest.mark.slow] if test.name in SLOW else [])
 
 
-@pytest.mark.parametrize("test", map(marked, examples()))
+@pytest.mark.parametrize("test", [marked(test) for test in examples()])
 def test_an_example_is_true(test: doctest.DocTest, folder: Path) -> None:
     told: list[str] = []
     result = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=told.append)
