@@ -45,17 +45,40 @@ def test_the_guides_method_is_short():
     assert len(blocks("docs/add-a-method.md")[0].splitlines()) < 60
 
 
-def test_the_readme_names_every_method_and_its_python_runs():
-    readme = (ROOT / "README.md").read_text()
+def test_every_method_is_in_the_table_at_a_glance():
+    text = (ROOT / "docs/methods-at-a-glance.md").read_text()
     for name in METHODS:
-        assert f"`{name}`" in readme, name
-    for block in blocks("README.md"):
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/python.md"])
+def test_the_first_python_that_a_reader_sees_runs(path):
+    assert blocks(path)
+    for block in blocks(path):
         quick = 'rounds=1, local_steps=3, engine="loop", compile=False, workers=1'
-        exec(compile(re.sub(r"rounds=\d+", quick, block), "README.md", "exec"), {})
+        exec(compile(re.sub(r"rounds=\d+", quick, block), path, "exec"), {})
+
+
+def test_the_readme_is_short_and_shows_a_small_picture():
+    """What, why, two commands, a picture, five links: everything else has a page of its own."""
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 60
+    (picture,) = re.findall(r"^!\[.{20,}\]\((\S+)\)$", readme, re.M)
+    assert 10_000 < (ROOT / picture).stat().st_size < 200_000
+    assert len(re.findall(r"^- \[", readme.partition("## Where to go")[2], re.M)) == 5
+
+
+def test_every_command_is_on_the_page_of_commands():
+    from coterie.cli import app
+
+    named = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
+    named |= {group.name for group in app.registered_groups}
+    shown = set(re.findall(r"\bcoterie ([a-z]+)", (ROOT / "docs/commands.md").read_text()))
+    assert named <= shown
 
 
 @pytest.mark.parametrize(
-    ("path", "change"), [("docs/deploy.md", messages.with_table), ("README.md", messages.with_column)]
+    ("path", "change"), [("docs/deploy.md", messages.with_table), ("docs/methods-at-a-glance.md", messages.with_column)]
 )
 def test_what_crosses_the_wire_is_what_the_documents_say(path, change):
     text = (ROOT / path).read_text()

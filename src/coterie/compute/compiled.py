@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from coterie import profiling
-from coterie.compute import program_store, winograd
+from coterie.compute import program_store, replay, winograd
 from coterie.compute.availability import asked_for_plain, first_line, no_compiler, unavailable
 from coterie.compute.convolution import FewChannelConvolution
 from coterie.compute.inductor import compile_graph
@@ -137,9 +137,17 @@ def backend(compiled: bool, width: int | None = None, threads: int = 1) -> Backe
     """
     if not compiled:
         return Plain() if asked_for_plain() else Packed(width)
-    if asked_for_plain() or no_compiler() is not None:
+    if not has_steps():
         return backend(False, width)
     return Compiled(width, threads)  # which looks for TorchInductor when it needs it
+
+
+def has_steps() -> bool:
+    """Tell whether there may be compiled steps here: there is a compiler, or an earlier one left some on disk.
+
+    So a machine without a compiler can have the cache folder of one that is the same but for that.
+    """
+    return not asked_for_plain() and (no_compiler() is None or replay.is_kept())
 
 
 @contextlib.contextmanager

@@ -70,7 +70,13 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
+    """Gradient descent, with momentum and weight decay as in `torch.optim.SGD`.
+
+    Examples:
+        >>> import coterie
+        >>> coterie.SGD(lr=0.1, momentum=0.5).steady_step()  # of a gradient that stays the same
+        0.2
+    """
 
     lr: Annotated[float, Search(1e-3, 1), Field(gt=0, description="step size")] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0

@@ -125,6 +125,15 @@ def from_clients(
 
     Raises:
         DataError: A client has too few examples, or examples that do not fit those of the first client.
+
+    Examples:
+        >>> import coterie, torch
+        >>> sites = {name: (torch.randn(50, 4), torch.arange(50) % 2) for name in ("north", "south")}
+        >>> federation = coterie.from_clients(sites, test=0.2)
+        >>> federation.names, federation.num_classes
+        (('north', 'south'), 2)
+        >>> len(federation.clients["north"].test)
+        10
     """
     given = clients if isinstance(clients, Mapping) else {f"client-{i + 1}": each for i, each in enumerate(clients)}
     named = {name: gather(name, each) if isinstance(each, Dataset) else each for name, each in given.items()}

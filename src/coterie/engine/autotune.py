@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.compute.availability import asked_for_plain, first_line, no_compiler, unavailable
-from coterie.compute.compiled import Outcome, observing, slowest, stored_only
+from coterie.compute.availability import first_line, unavailable
+from coterie.compute.compiled import Outcome, has_steps, observing, slowest, stored_only
 from coterie.compute.cpu import cores
 from coterie.compute.inductor import compiling_takes
 from coterie.compute.packing import best_width
@@ -97,7 +97,7 @@ def choose(
         CoterieError: the only engine asked for cannot run this task.
     """
     tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves, alike)
-    possible = not asked_for_plain() and no_compiler() is None
+    possible = has_steps()
     if possible and compiled is not False and tuning.take_stored():
         return tuning.choice(None)
     if compiled is not True:

@@ -199,6 +199,14 @@ def attack(
 
     Raises:
         ConfigError: there is no such attack, or nobody would be honest.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.attack("sign-flip", 2, "fedavg", "hospitals", model="linear", rounds=2, robust="median")
+        >>> len(found.honest), len(found.hostile)
+        (6, 2)
+        >>> 0 < found.mean < 1
+        True
     """
     check_attacks([] if attack is None else [attack])
     setup = prepare(method, data, model=model, **settings)

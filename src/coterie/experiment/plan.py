@@ -104,6 +104,12 @@ def plan(
     Raises:
         ConfigError: settings are wrong; it lists every problem.
         DataError: the data are missing or malformed.
+
+    Examples:
+        >>> import coterie
+        >>> planned = coterie.plan("fedprox", "hospitals", model="linear", rounds=5, mu=0.1)
+        >>> planned.participants, planned.traffic.total  # clients of a round; bytes of all rounds
+        (8, 13600)
     """
     return plan_setup(prepare(method, data, model=model, **settings))
 

@@ -101,6 +101,13 @@ class Result:
 
         Raises:
             CoterieError: there is no local reference, or no such metric.
+
+        Examples:
+            >>> import coterie
+            >>> result = coterie.run("fedavg", "hospitals", model="linear", rounds=2)
+            >>> found = result.benefit()  # in the metric that selected the round; or result.benefit("accuracy")
+            >>> sorted(found.clients[0])
+            ['client', 'federated', 'gain', 'high', 'local', 'low', 'test', 'verdict']
         """
         name, alone = self._named(metric), self._alone()
         if name not in self._benefits:

@@ -96,6 +96,26 @@ def run(
         DataError: the data are missing or malformed.
         CheckpointError: `out` already holds a run.
         CoterieError: training diverged.
+
+    Examples:
+        >>> import coterie
+        >>> result = coterie.run("fedavg", "hospitals", model="linear", rounds=2)
+        >>> result.names[:3]
+        ['north', 'east', 'south']
+        >>> 0.5 < result.mean() < 1  # the mean test AUROC
+        True
+        >>> result.model("north")  # what this client deploys
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=20, out_features=2, bias=True)
+        )
+
+        Wrong settings are told all at once:
+
+        >>> coterie.run("fedprox", "hospitals", rounds=0, mu=-1)
+        Traceback (most recent call last):
+            ...
+        coterie.core.errors.ConfigError: ...
     """
     folder = Path(out) if out is not None else None
     with recording(profile) as recorded:
@@ -237,6 +257,13 @@ def resume(
     Raises:
         CheckpointError: `path` is not a run folder, its input files have changed, or all its checkpoints are damaged.
         ConfigError: the data or the model came from Python and are not given, or another setting is.
+
+    Examples:
+        `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` has written the folder `first`:
+
+        >>> import coterie
+        >>> coterie.resume("first").names[:3]
+        ['north', 'east', 'south']
     """
     path = Path(path)
     values = read_config(path)

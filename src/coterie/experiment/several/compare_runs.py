@@ -49,6 +49,13 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
         CheckpointError: a folder is not a finished run.
         DataError: the runs have different test data.
         CoterieError: the runs have different clients, or none has a local reference.
+
+    Examples:
+        `first` and `second` are folders of runs of different methods on the same data:
+
+        >>> import coterie
+        >>> coterie.compare_runs(["first", "second"]).methods
+        ('local', 'fedavg', 'ditto')
     """
     runs = [read_run(Path(path)) for path in paths]
     if not runs:

@@ -74,6 +74,14 @@ def export(
     Raises:
         ConfigError: the format is unknown, or has no probabilities.
         CoterieError: there is no such client, the model cannot be traced, or ONNX is not installed.
+
+    Examples:
+        `first` is a run folder. The file holds the whole prediction and needs no Coterie:
+
+        >>> import coterie, torch
+        >>> path = coterie.export("first", "north", "torch", "north.pt2")
+        >>> torch.export.load(path).module()(torch.zeros(3, 20)).shape
+        torch.Size([3, 2])
     """
     if format not in get_args(Format):
         raise ConfigError([f"format = '{format}': choose from {', '.join(get_args(Format))}"])

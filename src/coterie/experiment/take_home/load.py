@@ -45,6 +45,14 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
         CheckpointError: the folder is not a run, has no models yet, or does not fit the model.
         CoterieError: there is no such client.
         ConfigError: the model came from Python and is not given.
+
+    Examples:
+        `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` has written the folder `first`:
+
+        >>> import coterie, torch
+        >>> model = coterie.load("first", "north")  # or its number, 1
+        >>> model(torch.zeros(3, 20)).softmax(1).shape
+        torch.Size([3, 2])
     """
     folder, about = find_client(run, client)
     flat = files.read_tensors(folder / "model.safetensors")

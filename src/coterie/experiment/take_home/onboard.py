@@ -127,6 +127,15 @@ def onboard(
         ConfigError: the name is taken, the run has no server, or its model came from Python and is not given.
         DataError: the data cannot be read, or do not suit the run.
         CheckpointError: the run is not finished, or its selected checkpoint is missing.
+
+    Examples:
+        `first` is a run folder; a clinic that took no part has examples of its own:
+
+        >>> import coterie, torch
+        >>> x = torch.randn(60, 20)
+        >>> result = coterie.onboard("first", (x, (x[:, 0] > 0).long()), name="clinic")
+        >>> result.names
+        ['clinic']
     """
     run = Path(run)
     finished, about = open_run(run, model)

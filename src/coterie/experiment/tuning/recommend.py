@@ -196,6 +196,13 @@ def recommend(
         ConfigError: settings are wrong; it lists every problem.
         DataError: the data are missing or malformed, or a client has too few examples.
         CheckpointError: `out` holds something else.
+
+    Examples:
+        >>> import coterie
+        >>> advice = coterie.recommend("hospitals", ["local", "fedavg"], model="linear", trials=1, folds=2, rounds=2)
+        >>> advice.method in ("local", "fedavg")
+        True
+        >>> result = coterie.run(**advice.settings)
     """
     panel = prepare_panel(data, methods, trials=trials, folds=folds, model=model, head=head, **settings)
     return run_panel(panel, Path(out) if out is not None else None, progress=progress)

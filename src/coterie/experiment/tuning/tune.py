@@ -172,6 +172,14 @@ def tune(
         CheckpointError: `out` holds another search.
         DataError: the data are missing or malformed.
         CoterieError: Optuna is not installed, or no candidate of a method could be trained.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.tune(["fedavg"], "hospitals", model="linear", trials=2, rounds=2)
+        >>> found.best in ("local", "fedavg")
+        True
+        >>> list(found.values("fedavg"))  # what was searched, with the values that were chosen
+        ['lr']
     """
     found = prepare_searches(
         methods, data, trials=trials, search=search, halving=halving, model=model, head=head, **settings
@@ -317,6 +325,12 @@ def compare_tuned(
         out: a folder for the runs, with the search in its folder `tuning`.
         progress: receives news.
         **settings: as for `coterie.compare`. Hyper-parameters that are given are not searched.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.compare_tuned(["fedavg"], 2, "hospitals", model="linear", trials=2, rounds=2)
+        >>> found.methods
+        ('local', 'fedavg')
     """
     settings.setdefault("split_seed", first_seed(seeds, settings.get("seed")))
     prepared = prepare_trials(with_local(methods), seeds, data, **settings)
