@@ -12,7 +12,7 @@ from coterie.cli.console import say, show, stdout
 from coterie.cli.errors import report_errors
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.data.tables.reading import MISSING, Table
-from coterie.data.tables.schema import Schema, parse_target
+from coterie.data.tables.schema import Schema
 from coterie.data.tables.silos import Silos, agree_on_schema
 from coterie.experiment.silos import find_files
 from coterie.storage import files as on_disk
@@ -84,9 +84,13 @@ def schema_table(schema: Schema, sites: dict[str, Table]) -> RichTable:
         table.add_column(heading)
     for name in sites:
         table.add_column(name, justify="right")
-    target = parse_target(schema.target, list(next(iter(sites.values())).columns)).column
     rows = [(column.name, column.kind, ", ".join(column.categories)) for column in schema.columns]
-    for name, kind, categories in [*rows, (target, "target", ", ".join(schema.classes))]:
+    wanted = dict.fromkeys(schema.target_columns(list(next(iter(sites.values())).columns)))
+    classes = {each.columns[0]: ", ".join(each.classes) for each in schema.outcomes}
+    for name, kind, categories in [
+        *rows,
+        *((each, "target", classes.get(each, ", ".join(schema.classes))) for each in wanted),
+    ]:
         shares = [sum(cell is None for cell in site.columns[name]) / len(site) for site in sites.values()]
         table.add_row(name, kind, categories, *map(_percent, shares))
     table.add_section()

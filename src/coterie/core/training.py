@@ -258,7 +258,7 @@ def mean_loss(
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         total, seen = carry
-        losses = task.losses(aux, batch.x, batch.y)
+        losses = task.losses(aux, batch.x, batch.y, batch.mask)
         if guard is not None:
             losses = torch.nan_to_num(losses, most).clamp(0, most)
         return total + (losses * batch.mask).sum(), seen + batch.mask.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from coterie.data.federation import Federation
 from coterie.data.pool import Pool, Scaling, federate
 from coterie.data.readers import folders, leaf, npz
 from coterie.data.sources import SOURCES, Source
+from coterie.data.tasks import OF_COLUMNS
 
 DEFAULT_PARTITION = "dirichlet:0.3"  # for a file that does not name the owners of its examples
 WITHOUT_LABELS = ("iid", "natural", "merged", "quantity")  # partitions that work for a regression
@@ -41,6 +43,7 @@ def load(
     scaling: Scaling | None = None,
     drop_duplicates: bool = False,
     image_size: int | None = None,
+    task: str | None = None,
 ) -> Federation:
     """Load the federation `name`, or the data set `name` split among clients by `partition`.
 
@@ -56,6 +59,7 @@ def load(
         scaling: How bytes of images become numbers.
         drop_duplicates: Keep only the first of identical examples.
         image_size: Side of images read from folders, in pixels.
+        task: The kind of target that a row of numbers is, if it is no class (`coterie.data.tasks`).
 
     Raises:
         ConfigError: There is no such data set, or it does not take a partition.
@@ -67,6 +71,8 @@ def load(
     if source is not None and source.load is not None and partition is None and clients is None:
         return source.load(name, seed, validation, test, *_folder(source, data_dir))
     pool = read(name, data_dir=data_dir, image_size=image_size)
+    if task in OF_COLUMNS:
+        pool = dataclasses.replace(pool, y=pool.y.float(), num_classes=None)
     kept = pool.without_duplicates() if drop_duplicates else np.arange(len(pool.x))
     owner = None if pool.owner is None else pool.owner[kept]
     spec = partition or (DEFAULT_PARTITION if owner is None else "natural")
@@ -104,5 +110,5 @@ def _deal(
 ) -> list[np.ndarray]:
     if pool.num_classes is None and spec.partition(":")[0] not in WITHOUT_LABELS:
         known = ", ".join(WITHOUT_LABELS)
-        raise DataError(f"partition = '{spec}' needs classes, but {pool.name} is a regression: use one of {known}")
+        raise DataError(f"partition = '{spec}' needs classes, but {pool.name} has none: use one of {known}")
     return partition.deal(spec, pool.y.numpy()[kept], clients, seed, owner=owner)

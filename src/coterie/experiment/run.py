@@ -21,7 +21,8 @@ from coterie.core.user_code import naming_users_line
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS, with_one_nan
+from coterie.evaluation.metrics import with_one_nan
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import report_data, tracking
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import parse_bytes
@@ -238,7 +239,7 @@ def resume(
         values.pop("workers", None)
     setup = prepare(**values)
     if "select" not in values:  # an older version began it, which wrote down no default
-        setup = replace(setup, metric=METRICS[setup.task.kind][0])
+        setup = replace(setup, metric=metrics_of(setup.task)[0])
     if any(value is not None for value in taking.values()):
         files.write_text(path / "config.toml", to_toml(setup.config.to_file()))
     return run_setup(setup, path, progress=progress, resuming=True)
@@ -387,6 +388,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             "model": config.model,
             "head": config.head,
             "kind": result.task.kind,
+            "target": result.task.target.to_json(),
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
