@@ -30,8 +30,8 @@ DARK = {
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "bmta")
-SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", "ece": "calibration error"}
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "f1", "bmta")
+SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", "ece": "calibration error", "f1": "F1"}
 
 
 def figure(height: int = 340, **layout: Any) -> Figure:

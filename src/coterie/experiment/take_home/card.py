@@ -182,7 +182,7 @@ def _resampled(task: Task, metrics: Iterable[str], selected: str) -> list[str]:
     round, of what would take minutes: users' own metrics, and losses that compare all examples.
     """
     slow = {*task.metrics, *(["loss"] if task.joint else [])} - {selected}
-    return [name for name in metrics if name not in slow and name != "ece"]
+    return [name for name in metrics if name not in slow and name.rpartition(".")[2] != "ece"]
 
 
 def _metrics(result: Result, i: int) -> dict[str, Any]:
