@@ -31,7 +31,9 @@ def test_focal_is_its_definition_and_without_gamma_the_cross_entropy():
     outputs, y = some()
     p = outputs.softmax(1).gather(1, y[:, None])[:, 0]
     torch.testing.assert_close(find_loss("focal:gamma=1.5", CLASSES)(outputs, y), -((1 - p) ** 1.5) * p.log())
-    torch.testing.assert_close(find_loss("focal:gamma=0", CLASSES)(outputs, y), F.cross_entropy(outputs, y, reduction="none"))
+    torch.testing.assert_close(
+        find_loss("focal:gamma=0", CLASSES)(outputs, y), F.cross_entropy(outputs, y, reduction="none")
+    )
 
 
 def test_focal_of_labels_leaves_missing_ones_out():

@@ -13,8 +13,8 @@ from coterie.cli.errors import report_errors
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.data.tables.reading import MISSING, Table
 from coterie.data.tables.schema import Schema
-from coterie.data.tasks import TASKS
 from coterie.data.tables.silos import Silos, agree_on_schema
+from coterie.data.tasks import TASKS
 from coterie.experiment.silos import find_files
 from coterie.storage import files as on_disk
 

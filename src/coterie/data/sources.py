@@ -111,7 +111,9 @@ def _files(name: str, about: str, facts: DatasetFacts, module: Any, defaults: Ma
 
 def _wards(load: Callable[..., Federation], about: str, target: str) -> Source:
     facts = DatasetFacts("2,970", target, "none", "generated (docs/tasks.md)")
-    return Source(load, f"six small wards: {about}", _adam(20, 0.01, model="linear", local_epochs=2, batch_size=16), facts)
+    return Source(
+        load, f"six small wards: {about}", _adam(20, 0.01, model="linear", local_epochs=2, batch_size=16), facts
+    )
 
 
 SOURCES: dict[str, Source] = {
@@ -152,7 +154,9 @@ SOURCES: dict[str, Source] = {
         _sgd(10, 0.3, model="linear", local_epochs=40, batch_size=24, validation=0.2, test=0.5),
         DatasetFacts("240", "regression", "none", "generated (FedeRiCo's recipe)"),
     ),
-    "complications": _wards(wards.complications, "three complications of a patient, each of which happens or not", "labels"),
+    "complications": _wards(
+        wards.complications, "three complications of a patient, each of which happens or not", "labels"
+    ),
     "severity": _wards(wards.severity, "how severe an illness is, in four ordered levels", "4 levels"),
     "survival-times": _wards(wards.survival_times, "times until an event, some of which were not seen", "times"),
     "wards": _wards(wards.wards, "death, days in hospital and severity at once, often not recorded", "3 targets"),

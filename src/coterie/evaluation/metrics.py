@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.errors import ConfigError
-from coterie.core.extensions import find
+from coterie.core.extensions import added, find
 
 Scores = dict[str, NDArray[np.float64]]  # metric -> [clients]
 LARGEST = 1e30  # that a measured number may be: sums of many such numbers are still finite
@@ -37,6 +37,11 @@ class Metric:
     high: float = LARGEST
     function: Callable[[Tensor, Tensor], Any] | None = None  # of one client's predictions and targets; None: ours
     name: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where it is imported from."""
+        return f"{getattr(self.function, '__module__', None)}:{self.name}"
 
     def __call__(self, predictions: Tensor, y: Tensor) -> Any:
         """Compute a metric of your own."""
@@ -105,6 +110,9 @@ def add(given: Sequence[str | Metric]) -> tuple[str, ...]:
     """
     names, problems = list[str](), list[str]()
     for each in given:
+        if isinstance(each, str) and ":" not in each and each not in added("metric"):
+            problems.append(f"metric = '{each}': give the import path of a metric of your own, package.module:name")
+            continue
         try:
             found: Any = find("metric", each, {}) if isinstance(each, str) else each
         except ConfigError as error:

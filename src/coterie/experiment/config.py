@@ -69,7 +69,10 @@ class Config(BaseModel):
     silos: list[str] | None = Field(
         None, description="instead of data: one CSV or Parquet file per site, or a folder of them"
     )
-    target: str | None = Field(None, description="for silos: the column to predict, or a comparison such as num>0")
+    target: str | None = Field(
+        None,
+        description="for silos: the column to predict, or a comparison such as num>0; some tasks take several: a,b,c",
+    )
     schema: str | None = Field(  # type: ignore[assignment]
         None, description="for silos: the schema the sites agreed on, a file written by `coterie data schema`"
     )

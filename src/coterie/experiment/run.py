@@ -34,7 +34,7 @@ from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.setup import OWN_LOSS, Data, Model, Setup, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.take_home import adopt
@@ -210,7 +210,7 @@ def resume(
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
-            choose otherwise what they take home.
+            choose otherwise what they take home; `target` and `loss`, if they were given in Python, the same again.
 
     Returns:
         The result of the whole run.
@@ -220,6 +220,7 @@ def resume(
         ConfigError: the data or the model came from Python and are not given, or another setting is.
     """
     path = Path(path)
+    objects = {key: taking.pop(key) for key in ("target", "loss") if key in taking}
     if other := [key for key in taking if key not in adopt.SETTINGS]:
         raise ConfigError([f"{', '.join(other)}: a run is resumed as it began, but for {', '.join(adopt.SETTINGS)}"])
     if (path / "deployment.json").exists():
@@ -237,7 +238,9 @@ def resume(
     if device is not None:
         values["device"] = device
         values.pop("workers", None)
-    setup = prepare(**values)
+    if values.get("loss") == OWN_LOSS and "loss" not in objects:
+        raise ConfigError([f"this run's loss came from Python: resume it with coterie.resume('{path}', loss=...)"])
+    setup = prepare(**values | objects)
     if "select" not in values:  # an older version began it, which wrote down no default
         setup = replace(setup, metric=metrics_of(setup.task)[0])
     if any(value is not None for value in taking.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 from coterie.core import device, rng
 from coterie.core.errors import ConfigError
 from coterie.core.losses import find_loss
-from coterie.core.targets import Classes, Target
+from coterie.core.targets import Classes, Survival, Target
 from coterie.core.task import Task, make_task
 from coterie.core.user_code import in_user_code
 from coterie.data import Federation, from_clients, load
@@ -35,6 +36,7 @@ from coterie.methods.fields import AnyMethod, name_of, values_of
 from coterie.models import find_model
 from coterie.profiling import timed
 
+OWN_LOSS = "own-loss"  # in place of the path of a loss that has none
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
 Data = str | Federation | Sequence[Client] | Mapping[str, Client]
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
@@ -117,7 +119,8 @@ def prepare(
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
+    resolved: dict[str, Any] = own.recorded()
+    resolved |= {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
     return make_private(Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out))
 
@@ -129,6 +132,20 @@ class Objects(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor] | None
     metrics: tuple[str, ...]  # names, of those that were given by name, too
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that say in a run's folder what they were, so that it is resumed with the same."""
+        found: dict[str, Any] = {} if self.loss is None else {"loss": path_of(self.loss) or OWN_LOSS}
+        if self.target is not None:
+            found |= {"task": self.target.kind}
+            found |= {"horizons": list(self.target.times)} if isinstance(self.target, Survival) else {}
+        return found
+
+
+def path_of(thing: Any) -> str | None:
+    """Return the import path of a function, or None if it has none."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is thing else None
+
 
 def take_objects(settings: Mapping[str, Any]) -> tuple[Objects, dict[str, Any]]:
     """Divide settings into what is an object, and what can be written to a file."""
@@ -137,7 +154,7 @@ def take_objects(settings: Mapping[str, Any]) -> tuple[Objects, dict[str, Any]]:
     named = [metric] if isinstance(metric, str | Metric) else list(metric or ())
     rest |= {"target": target} if isinstance(target, str) else {}
     rest |= {"loss": loss} if isinstance(loss, str) else {}
-    rest["metric"] = [each for each in named if isinstance(each, str)] or None
+    rest["metric"] = [each if isinstance(each, str) else each.path for each in named] or None
     mine = None if isinstance(target, str) else target, None if isinstance(loss, str) else loss
     problems = [] if isinstance(mine[0], Target | None) else ["target: give a target of coterie.targets, or its column"]
     problems += (

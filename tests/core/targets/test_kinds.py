@@ -85,7 +85,7 @@ def test_the_best_hazards_are_those_of_the_life_table():
     """Deaths over those at risk, interval by interval: there the gradient is 0."""
     times = (1.0, 2.0)
     y = torch.tensor([[0.4, 1], [0.9, 1], [1.0, 0], [1.5, 1], [2.0, 0], [3.0, 1], [3.0, 0], [0.5, 0]])
-    # 1st interval: 2 deaths; survived by the 5 from 1.0 on. 2nd: 1 death; survived by 2.0 (censored at its end), 3.0, 3.0.
+    # 1st interval: 2 deaths, survived by the 5 from 1.0 on. 2nd: 1 death, survived by 2.0 (its end), 3.0 and 3.0.
     hazard = torch.tensor([2 / 7, 1 / 4], dtype=torch.float64)
     gradient = grad(lambda logit: Survival(times).losses(logit.expand(len(y), 2), y).sum())(torch.logit(hazard))
     torch.testing.assert_close(gradient, torch.zeros(2, dtype=torch.float64), atol=1e-7, rtol=0)

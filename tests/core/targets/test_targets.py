@@ -20,7 +20,15 @@ SEVERAL = Several(
 )
 TARGETS = {
     each.kind: each
-    for each in (Classes(3), Numbers((2,)), Labels(("a", "b", "c")), Ordered(4), Survival((0.5, 1.0, 2.0)), Cox(), SEVERAL)
+    for each in (
+        Classes(3),
+        Numbers((2,)),
+        Labels(("a", "b", "c")),
+        Ordered(4),
+        Survival((0.5, 1.0, 2.0)),
+        Cox(),
+        SEVERAL,
+    )
 }
 
 

@@ -6,8 +6,8 @@ Of K levels 0 .. K - 1, a model has the outputs o_1 .. o_(K-1), and with sigma(z
 
 so that the probabilities fall with k whatever the outputs are: the thresholds are in order by construction. Outputs
 o_2, ... that do not depend on the input are the thresholds' distances of a proportional odds model (McCullagh 1980;
-CORAL has the same shared slope); a network may let them vary. Since 1 - e^-softplus(o) = sigma(o), the likelihood needs no
-difference of probabilities:
+CORAL has the same shared slope); a network may let them vary. Since 1 - e^-softplus(o) = sigma(o), the likelihood needs
+no difference of probabilities:
 
     log P(y = k) = log sigma(l_k) + log sigma(-l_(k+1)) + log sigma(o_(k+1)),    0 < k < K - 1
     log P(y = 0) = log sigma(-l_1),      log P(y = K - 1) = log sigma(l_(K-1))

@@ -6,7 +6,7 @@ testing; the shares `validation` and `test` do not apply), so that federation he
 
     complications   three labels, each 1 with probability sigmoid(z_k - 1); 15 % of them were not recorded
     severity        four levels, P(y >= k) = sigmoid(z_1 - c_k) for c = (-1, 0.5, 2): proportional odds
-    survival-times  time = -log(U) e^(-z_1), the hazard being e^z_1; observation ends at a time that is uniform on 0 to 3
+    survival-times  time = -log(U) e^(-z_1), the hazard being e^z_1; observation ends at a time, uniform on 0 to 3
     wards           death (as a label), days in hospital (2 + z_2 + N(0, 0.5^2)) and severity (as above) at once, of
                     which 30 % were not recorded
 """
