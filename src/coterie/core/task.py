@@ -75,7 +75,7 @@ class Task:
         self.bf16 = bf16  # products of training steps in half the bits (`coterie.core.precision`)
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
-        self._own_loss = loss  # None: the target's
+        self.own_loss = loss  # None: the target's
         self.metrics = metrics  # names of the user's own
         self._first_name = _first_names(module)
         self._places = _places(self._eval, self._first_name)
@@ -125,7 +125,7 @@ class Task:
         if only is not None:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and name in only)
-        loss, head = self._own_loss, self.head_module or None
+        loss, head = self.own_loss, self.head_module or None
         return Task(module, self.target, head=head, loss=loss, decode=self.decode, bf16=self.bf16, metrics=self.metrics)
 
     def split(self, params: Params) -> tuple[Params, Params]:
@@ -161,7 +161,7 @@ class Task:
 
     def output_losses(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """One loss an example, from outputs that are there already; only joint losses look at the examples' weights."""
-        losses = self.target.losses(outputs, y, weight) if self._own_loss is None else self._own_loss(outputs, y)
+        losses = self.target.losses(outputs, y, weight) if self.own_loss is None else self.own_loss(outputs, y)
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"the loss must give one number an example, {outputs.shape[0]}, not {tuple(losses.shape)}")
         return losses
@@ -174,12 +174,12 @@ class Task:
     @property
     def log_loss(self) -> bool:
         """Whether the loss is -log p_y of a classification."""
-        return self._own_loss is None and isinstance(self.target, Classes)
+        return self.own_loss is None and isinstance(self.target, Classes)
 
     @property
     def joint(self) -> bool:
         """Whether the loss of an example depends on the others of its minibatch, as Cox's does."""
-        return self._own_loss is None and self.target.joint
+        return self.own_loss is None and self.target.joint
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""

@@ -69,7 +69,7 @@ class Setup:
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
         config = self.config.model_copy(update={"model": model})
-        task = _task_and_metric(config, self.federation, model)[0]
+        task = _task_and_metric(config, self.federation, model, Objects(None, self.task.own_loss, self.task.metrics))[0]
         return make_private(dataclasses.replace(self, config=config, task=task))
 
 
