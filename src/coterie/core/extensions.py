@@ -59,7 +59,7 @@ def find(kind: str, name: str, known: Mapping[str, T]) -> T:
     if ":" in name:
         found = import_path(name, kind)
         return found
-    names = [*known, *added(kind)]
+    names = list(dict.fromkeys([*known, *added(kind)]))
     raise ConfigError(
         [f"there is no {kind} '{name}'{suggest(name, names)}; there are {', '.join(names)}, or package.module:name"]
     )

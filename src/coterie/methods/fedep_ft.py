@@ -22,11 +22,15 @@ precisions. Larger values get there sooner if clients solve their problems in a 
 The Hessian's diagonal is the mean of v * (H v) over the minibatches of an epoch, with a v of random signs for each, a
 hash of the minibatch's key. This is exact if the Hessian is diagonal, and else right on average.
 
-Deviations: the paper compares several ways to approximate the tilted distribution, among them sampling; this is one
-that needs no step size of its own. Where a step of SGD would go beyond mu_-i, the pull is so strong that it just
-reaches it (`_strength`). q_0 is centred at the initial model. Buffers are averaged. A client's site stays with it, and
-only its change is sent: if the server does not hear it (`clients_heard`), q lacks what the site has. The fine-tuned
-model is never sent or kept. A newcomer adds a site to its own copy of q.
+Deviations: the paper compares four approximations of the tilted distribution: one variance for all parameters,
+samples, Laplace's, and natural-gradient variational inference. This is Laplace's. The authors' code
+(HanGuo97/expectation-propagation) takes the diagonal Fisher information for the Hessian, clips its outliers,
+multiplies it by a constant to be tuned (500 in their examples), begins at a model that FedAvg trained, and gives the
+changes to a server optimiser; here there is the Hessian itself, no constant, the initial model, and `damping`. Where
+a step of SGD would go beyond mu_-i, the pull is so strong that it just reaches it (`_strength`). q_0 is centred at
+the initial model. Buffers are averaged. A client's site stays with it, and only its change is sent: if the server
+does not hear it (`clients_heard`), q lacks what the site has. The fine-tuned model is never sent or kept. A newcomer
+adds a site to its own copy of q.
 """
 
 from __future__ import annotations
