@@ -82,8 +82,8 @@ def _made(
         ys.append(outcome(x @ shared, draw))
         start += size
     x_all, y_all = (torch.from_numpy(np.concatenate(part)) for part in (xs, ys))
-    about = {"declared": target, "classes": classes}
-    return Federation(name, x_all.float(), y_all.to(target.dtype), clients, target.num_values, **about)
+    whole = x_all.float(), y_all.to(target.dtype), clients, target.num_values
+    return Federation(name, *whole, classes, declared=target)
 
 
 def _chance(z: Array) -> Array:
@@ -116,4 +116,4 @@ def _forgotten(y: Array, share: float, draw: np.random.Generator) -> Array:
     """Return the targets with some missing, but never all of an example."""
     missing = draw.random(y.shape) < share
     missing[missing.all(1), 0] = False
-    return np.where(missing, np.nan, y)
+    return np.asarray(np.where(missing, np.nan, y))

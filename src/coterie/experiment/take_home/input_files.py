@@ -106,7 +106,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     if len(rows) < 2:
         raise DataError(f"'{path}' has no rows: give a header with the names of the columns, and a line per row")
     header = rows[0][1]
-    if all(_is_number(cell) for cell in header):
+    if all(is_number(cell) for cell in header):
         raise DataError(f"'{path}' has no header: its first line should name the columns, but holds numbers")
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise DataError(f"'{path}' has more than one column called {_some(twice)}")
@@ -184,14 +184,15 @@ def class_names(about: dict[str, Any]) -> list[str]:
 def _number(path: Path, cell: str, line: int, column: str, names: dict[str, int] | None = None) -> float:
     if names and cell in names:
         return float(names[cell])
-    if not _is_number(cell):
+    if not is_number(cell):
         what = "is empty" if not cell else f"holds '{cell[:40]}', not a finite number"
         also = f" (or one of {_some(list(names))})" if names else ""
         raise DataError(f"'{path}' line {line}, column '{column}' {what}{also}")
     return float(cell)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a finite number."""
     try:
         return math.isfinite(float(cell))
     except ValueError:

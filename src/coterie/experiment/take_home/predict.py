@@ -11,7 +11,7 @@ import torch
 from coterie.core.errors import CoterieError
 from coterie.evaluation.adoption import at_threshold
 from coterie.experiment.setup import Model
-from coterie.experiment.take_home.input_files import class_names, read_inputs
+from coterie.experiment.take_home.input_files import class_names, is_number, read_inputs
 from coterie.experiment.take_home.load import find_client, load, target_of
 from coterie.storage.run_folder import csv_text
 
@@ -47,7 +47,7 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
         raise CoterieError(
             f"each row has outputs of shape {shape}, which a CSV cannot hold: use coterie.load in Python"
         )
-    names = [csv_text(name) for name in class_names(about)]
+    names = class_names(about)
     header, table = target.table(outputs, names)
     found = (about.get("take_home") or {}).get("threshold")
     if found is not None:
@@ -56,7 +56,12 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
     return about["client"], _csv(header, table)
 
 
+def _cell(text: str) -> str:
+    """Return a cell: a number as it is, and a name so that no spreadsheet runs it."""
+    return text if is_number(text) else str(csv_text(text))
+
+
 def _csv(header: list[str], rows: list[list[str]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([map(csv_text, header), *rows])
+    csv.writer(text, lineterminator="\n").writerows([map(csv_text, header), *(map(_cell, row) for row in rows)])
     return text.getvalue()

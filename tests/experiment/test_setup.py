@@ -188,7 +188,7 @@ def tilted(outputs, y, slope=2.0):
 def test_a_loss_by_path_and_by_object_train_the_same():
     x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     sites = {"a": (x, x[:, 0]), "b": (x + 1, x[:, 1])}
-    path = "tests.experiment.test_tasks:tilted"
+    path = "tests.experiment.test_setup:tilted"
     one, other = (coterie.run("fedavg", sites, loss=loss, **QUICK) for loss in (path, tilted))
     assert one.mean("loss") == other.mean("loss")
     assert one.mean("loss") != coterie.run("fedavg", sites, **QUICK).mean("loss")
@@ -207,13 +207,13 @@ def test_what_came_from_python_is_asked_for_when_a_run_is_resumed(tmp_path):
     again = coterie.resume(run, data=sites, loss=tilted)
     assert again.mean("loss") == made.mean("loss")
     importable = coterie.prepare("fedavg", sites, loss=tilted).config
-    assert importable.loss == "tests.experiment.test_tasks:tilted"
+    assert importable.loss == "tests.experiment.test_setup:tilted"
 
 
 @pytest.mark.xdist_group("several targets compiled")
 def test_several_targets_are_the_same_compiled(compiled_once):
     """Every kind in one step: labels, levels, hazards and Cox's comparisons."""
-    from tests.core.targets.test_targets import SEVERAL, examples
+    from tests.core.targets.test_target import SEVERAL, examples
 
     target = coterie.targets.Several((*SEVERAL.parts, coterie.targets.Part("cox", Cox())))
     sites = {}

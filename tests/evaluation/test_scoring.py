@@ -16,7 +16,7 @@ from coterie.evaluation.kinds import several
 from coterie.evaluation.kinds.survival import concordance
 from coterie.evaluation.metrics import about, add, better, metric
 from coterie.evaluation.scoring import default_metric, metrics_of, names_of, statistic
-from tests.core.targets.test_targets import SEVERAL, TARGETS, examples
+from tests.core.targets.test_target import SEVERAL, TARGETS, examples
 
 
 def test_labels_are_scored_as_scikit_learn_scores_each():
@@ -163,7 +163,7 @@ def undirected(p, y):
 
 
 def test_a_metric_of_ones_own_is_scored_resampled_and_known_by_its_name():
-    assert add(["tests.evaluation.kinds.test_kinds:brier", brier]) == ("brier",)
+    assert add(["tests.evaluation.test_scoring:brier", brier]) == ("brier",)
     assert (about("brier").low, better("brier")) == (0.0, min)
     task = Task(nn.Linear(2, 2), Classes(2), metrics=("brier",))
     assert metrics_of(task)[-1] == "brier"
@@ -187,7 +187,7 @@ def test_a_metric_that_breaks_its_word_is_stopped(own, words):
 
 def test_what_is_no_metric_is_refused_with_all_problems_at_once():
     with pytest.raises(ConfigError) as error:
-        add(["tests.evaluation.kinds.test_kinds:undirected", "tests.evaluation.kinds.test_kinds:nothing", "brier"])
+        add(["tests.evaluation.test_scoring:undirected", "tests.evaluation.test_scoring:nothing", "brier"])
     text = str(error.value)
     assert "which values are better" in text
     assert "cannot be imported" in text
