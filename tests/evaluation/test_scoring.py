@@ -187,7 +187,7 @@ def test_a_metric_that_breaks_its_word_is_stopped(own, words):
 
 def test_what_is_no_metric_is_refused_with_all_problems_at_once():
     with pytest.raises(ConfigError) as error:
-        add(["tests.evaluation.test_scoring:undirected", "tests.evaluation.test_scoring:nothing", "brier"])
+        add(["tests.evaluation.test_scoring:undirected", "tests.evaluation.test_scoring:nothing", "nobodys"])
     text = str(error.value)
     assert "which values are better" in text
     assert "cannot be imported" in text

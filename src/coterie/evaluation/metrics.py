@@ -13,6 +13,7 @@ It is given one client's predictions (probabilities; where there are none, value
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,10 @@ class Metric:
 
     @property
     def path(self) -> str:
-        """Where it is imported from."""
-        return f"{getattr(self.function, '__module__', None)}:{self.name}"
+        """Where it is imported from or, if that is nowhere, its name."""
+        module = getattr(self.function, "__module__", None)
+        found = getattr(sys.modules.get(str(module)), self.name, None) is self
+        return f"{module}:{self.name}" if found else self.name
 
     def __call__(self, predictions: Tensor, y: Tensor) -> Any:
         """Compute a metric of your own."""
@@ -103,13 +106,16 @@ def add(given: Sequence[str | Metric]) -> tuple[str, ...]:
     """Make metrics of your own known by their names, which are returned.
 
     Args:
-        given: metrics, or their import paths or names in an installed package.
+        given: metrics, their import paths, or names of an installed package or of metrics that are known already.
 
     Raises:
         ConfigError: one cannot be found, is no metric, or is called like another one; it lists all problems.
     """
     names, problems = list[str](), list[str]()
     for each in given:
+        if isinstance(each, str) and each in _added:
+            names.append(each)
+            continue
         if isinstance(each, str) and ":" not in each and each not in added("metric"):
             problems.append(f"metric = '{each}': give the import path of a metric of your own, package.module:name")
             continue

@@ -210,7 +210,7 @@ def resume(
         device: continue on this device; by default on the one the run began on.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
-            choose otherwise what they take home; `target` and `loss`, if they were given in Python, the same again.
+            choose otherwise what they take home; `target`, `loss` and `metric`, if they were given in Python, again.
 
     Returns:
         The result of the whole run.
@@ -220,7 +220,7 @@ def resume(
         ConfigError: the data or the model came from Python and are not given, or another setting is.
     """
     path = Path(path)
-    objects = {key: taking.pop(key) for key in ("target", "loss") if key in taking}
+    objects = {key: taking.pop(key) for key in ("target", "loss", "metric") if key in taking}
     if other := [key for key in taking if key not in adopt.SETTINGS]:
         raise ConfigError([f"{', '.join(other)}: a run is resumed as it began, but for {', '.join(adopt.SETTINGS)}"])
     if (path / "deployment.json").exists():

@@ -1,6 +1,5 @@
 """Classes are as in PyTorch."""
 
-
 import torch
 import torch.nn.functional as F
 

@@ -1,6 +1,5 @@
 """Levels in an order, against their definition."""
 
-
 import torch
 import torch.nn.functional as F
 from torch.func import grad

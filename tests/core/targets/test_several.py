@@ -1,6 +1,5 @@
 """Several targets at once, with weights and missing ones."""
 
-
 import torch
 import torch.nn.functional as F
 
