@@ -38,6 +38,7 @@ def gap(every):
     return lambda i: "" if i % every == 0 else None
 
 
+@pytest.mark.filterwarnings("ignore:.*are ignored")
 def test_labels_are_columns_or_comparisons_and_may_be_missing(tmp_path):
     files = write(tmp_path, icu=gap(5), died=gap(10))  # row 0, 10, 20 have neither; `days` is there always
     made = load_silos(Silos(files, target="died,icu", task="multilabel", drop=("grade", "days", "los")))
@@ -51,6 +52,7 @@ def test_labels_are_columns_or_comparisons_and_may_be_missing(tmp_path):
     assert list(made.preprocessing["a"]["columns"]) == ["age"]
 
 
+@pytest.mark.filterwarnings("ignore:.*are ignored")
 def test_a_time_and_its_event_with_given_or_usual_times(tmp_path):
     files = write(tmp_path, died=lambda i: str(int(i % 3 == 0)), days=gap(6))
     silos = {"target": "days,died", "drop": ("grade", "icu", "los")}
