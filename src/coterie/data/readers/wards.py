@@ -96,7 +96,8 @@ def _labels(z: Array, draw: np.random.Generator) -> Array:
 
 def _levels(z: Array, draw: np.random.Generator) -> Array:
     u = draw.random(len(z))  # y >= k if u < P(y >= k), which falls with k
-    return np.sum([u < _chance(z - c) for c in THRESHOLDS], axis=0, dtype=float)[:, None]
+    found: Array = np.sum([u < _chance(z - c) for c in THRESHOLDS], axis=0, dtype=float)[:, None]
+    return found
 
 
 def _times(z: Array, draw: np.random.Generator) -> Array:
