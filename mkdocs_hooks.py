@@ -32,7 +32,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[)#])")
 PUBLIC = {
     "Train": "run resume prepare plan RunPlan Result Benefit attack",
     "Compare, tune, recommend": "compare compare_runs compare_tuned Comparison tune Tuning recommend Recommendation",
-    "Data": "Federation from_clients",
+    "Data": "Federation from_clients targets metric",
     "Models that clients take home": "load export onboard",
     "Prepare a model": "lora",
     "Write a method": "Method Task METHODS tree",

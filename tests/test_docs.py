@@ -167,6 +167,14 @@ def test_every_command_of_the_page_on_extensions_is_understood(ours, monkeypatch
     exec(compile(ours, "extend.md", "exec"), dict(names))
 
 
+def test_the_guide_to_tasks_runs():
+    quick, space = 'rounds=1, local_steps=2, engine="loop", compile=False, workers=1', {}
+    for block in blocks("docs/tasks.md"):
+        exec(compile(block.replace("rounds=2", quick), "tasks.md", "exec"), space)
+    assert space["result"].metric == "brier"
+    assert all(0 <= row["test_brier"] <= 1 for row in space["result"].clients)
+
+
 TUTORIAL = "docs/first-federation.md"
 
 

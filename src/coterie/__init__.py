@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coterie.core import targets as targets
     from coterie.core import tree as tree
     from coterie.core.errors import ConfigError as ConfigError
     from coterie.core.errors import CoterieError as CoterieError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from coterie.data import from_clients as from_clients
     from coterie.engine.samplers import Sampler as Sampler
     from coterie.evaluation import Benefit as Benefit
+    from coterie.evaluation.metrics import metric as metric
     from coterie.experiment.attack import attack as attack
     from coterie.experiment.plan import RunPlan as RunPlan
     from coterie.experiment.plan import plan as plan
@@ -80,12 +82,14 @@ _WHERE = {
     "from_clients": "data",
     "load": "experiment.take_home.load",
     "lora": "models.adapters",
+    "metric": "evaluation.metrics",
     "onboard": "experiment.take_home.onboard",
     "plan": "experiment.plan",
     "prepare": "experiment.setup",
     "recommend": "experiment.tuning.recommend",
     "resume": "experiment.run",
     "run": "experiment.run",
+    "targets": "core",
     "tree": "core",
     "tune": "experiment.tuning.tune",
 }
@@ -96,8 +100,8 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'coterie' has no attribute '{name}'")
-    if name == "tree":
-        return import_module("coterie.core.tree")
+    if _WHERE[name] == "core":
+        return import_module(f"coterie.core.{name}")
     value = getattr(import_module(f"coterie.{_WHERE[name]}"), name)
     globals()[name] = value
     return value

@@ -21,7 +21,8 @@ from coterie.evaluation.metrics import AVERAGES, mean
 from coterie.experiment.result import Result
 from coterie.experiment.several.comparison import Comparison
 
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "f1")
+NOTHING = 1e-12  # a difference below this is rounding
 INTERVAL = "95 % interval"
 MAX_CLIENTS_NAMED = 8  # in one sentence
 
@@ -318,6 +319,7 @@ def format_value(metric: str, value: float, sign: str = "") -> str:
     """Format a value of a metric, with a sign if `sign` is "+"; NaN is "-"."""
     if math.isnan(value):
         return "-"
+    value = 0.0 if abs(value) < NOTHING else value
     text = f"{100 * value:{sign}.1f}" if metric in PERCENT else f"{value:{sign}.4g}"
     return text if float(text) else text.lstrip("+-")  # zero has no sign
 

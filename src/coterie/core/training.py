@@ -248,9 +248,10 @@ def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float | Tenso
     if isinstance(lr, Tensor):  # it has a schedule, which may take it to 0
         lr = lr.clamp_min(TINY_STEP)
         gone = -torch.expm1(steps * torch.log1p(-(lr * lam).clamp_max(1)))  # of the distance to w, after K steps
-        return (lr / gone).clamp_max(1 / lam)
+        paced: Tensor = (lr / gone).clamp_max(1 / lam)
+        return paced
     left = max(0.0, 1 - lr * lam)  # of the distance to w, after a step
-    return min(lr / (1 - left**steps), 1 / lam)
+    return float(min(lr / (1 - left**steps), 1 / lam))
 
 
 def mean_loss(
@@ -265,7 +266,7 @@ def mean_loss(
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         total, seen = carry
-        losses = task.losses(aux, batch.x, batch.y)
+        losses = task.losses(aux, batch.x, batch.y, batch.mask)
         if guard is not None:
             losses = torch.nan_to_num(losses, most).clamp(0, most)
         return total + (losses * batch.mask).sum(), seen + batch.mask.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from coterie.data.federation import Federation, Index, from_clients
 from coterie.data.pool import Pool, Scaling, federate
 from coterie.data.readers import folders, leaf, npz
 from coterie.data.sources import SOURCES, Source
+from coterie.data.tasks import OF_COLUMNS
 from coterie.data.user_source import is_user_source, read_source
 
 DEFAULT_PARTITION = "dirichlet:0.3"  # for a file that does not name the owners of its examples
@@ -43,6 +45,7 @@ def load(
     scaling: Scaling | None = None,
     drop_duplicates: bool = False,
     image_size: int | None = None,
+    task: str | None = None,
 ) -> Federation:
     """Load the federation `name`, or the data set `name` split among clients by `partition`.
 
@@ -59,6 +62,7 @@ def load(
         scaling: How bytes of images become numbers.
         drop_duplicates: Keep only the first of identical examples.
         image_size: Side of images read from folders, in pixels.
+        task: The kind of target that a row of numbers is, if it is no class (`coterie.data.tasks`).
 
     Raises:
         ConfigError: There is no such data set, or it does not take a partition.
@@ -82,6 +86,8 @@ def load(
         return source.load(name, seed, validation, test, *_folder(source, data_dir))
     else:
         pool = read(name, data_dir=data_dir, image_size=image_size)
+    if task in OF_COLUMNS:
+        pool = dataclasses.replace(pool, y=pool.y.float(), num_classes=None)
     kept = pool.without_duplicates() if drop_duplicates else np.arange(len(pool.x))
     owner = None if pool.owner is None else pool.owner[kept]
     spec = partition or (DEFAULT_PARTITION if owner is None else "natural")
@@ -132,5 +138,5 @@ def _deal(
     name = spec.partition(":")[0]
     if pool.num_classes is None and name in partition.PARTITIONS and name not in WITHOUT_LABELS:
         known = ", ".join(WITHOUT_LABELS)
-        raise DataError(f"partition = '{spec}' needs classes, but {pool.name} is a regression: use one of {known}")
+        raise DataError(f"partition = '{spec}' needs classes, but {pool.name} has none: use one of {known}")
     return partition.deal(spec, pool.y.numpy()[kept], clients, seed, owner=owner)

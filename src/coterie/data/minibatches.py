@@ -87,7 +87,7 @@ def _paces(plan: Plan, pacing: Pacing, round: int, sizes: list[int], key: NDArra
     pace = np.ones(key.shape, np.float32)
     for row, size in enumerate(sizes):
         steps = plan.steps or -(-size // plan.batch_size)
-        pace[row, :, :steps] = pacing.paces(round, pace.shape[1] * steps).reshape(-1, steps)
+        pace[row, :, :steps] = pacing.paces(round, len(pace[row]) * steps).reshape(-1, steps)
     return pace
 
 

@@ -14,7 +14,7 @@ from coterie.core.toml import to_toml
 from coterie.core.tree import Tree
 from coterie.deploy.schema import Metrics, Part
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import report_data, stopping
 from coterie.experiment.conclude import finish
 from coterie.experiment.progress import Silent
@@ -137,8 +137,7 @@ def scores(setup: Setup, metrics: Sequence[Metrics | None]) -> Record:
         if part.startswith("global_") and not any(each and part in each for each in metrics):
             continue
         found[part] = {
-            name: [_number((each or {}).get(part, {}).get(name)) for each in metrics]
-            for name in METRICS[setup.task.kind]
+            name: [_number((each or {}).get(part, {}).get(name)) for each in metrics] for name in metrics_of(setup.task)
         }
     return found
 

@@ -48,7 +48,7 @@ from coterie.deploy.secure import agreement, at_server
 from coterie.deploy.secure.at_server import SecureSum
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
-from coterie.evaluation.metrics import default_metric
+from coterie.evaluation.scoring import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.privacy import install as privacy
@@ -132,7 +132,7 @@ class Rounds:
         peers = make_peers(config.topology, federation.names, config.seed)
         if peers is not None and not method.peer_to_peer:
             raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-        metric = config.select or default_metric(facts.classes)
+        metric = config.select or default_metric(facts.target)
         config = config.model_copy(update={"select": metric})
         shapes = dataclasses.replace(federation, x=facts.blank(1))
         made = privacy.at_server(config, method, task, shapes, facts.plan(config))

@@ -10,7 +10,7 @@ from coterie.deploy import outcome
 from coterie.deploy.refused import Refused
 from coterie.deploy.store import Store
 from coterie.deploy.work import Workbench
-from coterie.evaluation.metrics import default_metric
+from coterie.evaluation.scoring import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
@@ -30,7 +30,7 @@ def write(name: str, workbench: Workbench, store: Store, selected: int, selected
     if found is None:
         raise Refused("state-lost", f"site '{name}' has not evaluated any round up to {selected}: it has no model")
     round, content = found
-    metric = workbench.config.select or default_metric(workbench.facts.classes)
+    metric = workbench.config.select or default_metric(workbench.task.target)
     config = workbench.config.model_copy(update={"select": metric})
     budget = workbench.privacy.budget
     setup = Setup(config, workbench.method, workbench.federation, workbench.task, metric, budget=budget)

@@ -24,7 +24,7 @@ from coterie.deploy.site_roles import RemoteServer
 from coterie.deploy.store import Store
 from coterie.deploy.work import LOOP, Private, Workbench, reported
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.scoring import names_of
 from coterie.experiment.config import method_of
 from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.evidence import LOCAL, evidence_of
@@ -81,8 +81,7 @@ def message_form(bench: Workbench, trial: messages.Trial) -> dict[str, Tree]:
 
 def judge(site: Site, message: messages.Judge, store: Store) -> messages.Judged:
     """Return how good each method was on all examples that were held out, in the folds that all methods have."""
-    kind = "regression" if message.facts.classes is None else "classification"
-    if message.metric not in METRICS[kind]:
+    if message.metric not in (*names_of(message.facts.target), *(site.config.metric or ())):
         raise Refused("bad-header", "an unknown metric")
     if len(set(message.methods)) < len(message.methods) or LOCAL not in message.methods:
         raise Refused("bad-header", "methods that cannot be compared")

@@ -373,4 +373,5 @@ def first_steps(batches: Batches, steps: int) -> Batches:
     """Keep the first steps of the round, as one epoch."""
     parts = (batches.index, batches.mask, batches.key, batches.pace)
     first = tree.map(lambda part: part.flatten(1, 2)[:, None, :steps], parts)
-    return batches._replace(**dict(zip(("index", "mask", "key", "pace"), first, strict=True)))
+    index, mask, key, pace = first
+    return batches._replace(index=index, mask=mask, key=key, pace=pace)

@@ -147,7 +147,7 @@ def flip_labels(federation: Federation, hostile: Sequence[int]) -> Federation:
         ConfigError: there are no classes to turn round.
     """
     if federation.num_classes is None:
-        raise ConfigError(["label-flip: this is a regression, which has no labels to turn round"])
+        raise ConfigError([f"label-flip: this is {federation.target.words}, which has no classes to turn round"])
     y = federation.y.clone()
     for i in hostile:
         at = torch.from_numpy(np.asarray(federation.split(i).train))

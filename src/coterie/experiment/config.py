@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from coterie.core.device import parse as parse_device
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import added, suggest
+from coterie.core.losses import check_name
 from coterie.core.units import parse_bytes
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
@@ -25,7 +26,7 @@ from coterie.data.minibatches import Plan
 from coterie.data.partition import check_spec
 from coterie.data.user_source import defaults_of, is_user_source
 from coterie.engine.peers import parse, read_edges
-from coterie.evaluation import BETTER
+from coterie.evaluation import metrics
 from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment import silos as silo_settings
 from coterie.experiment.privacy.install import problems_of as privacy_problems
@@ -75,7 +76,10 @@ class Config(BaseModel):
     silos: list[str] | None = Field(
         None, description="instead of data: one CSV or Parquet file per site, or a folder of them"
     )
-    target: str | None = Field(None, description="for silos: the column to predict, or a comparison such as num>0")
+    target: str | None = Field(
+        None,
+        description="for silos: the column to predict, or a comparison such as num>0; some tasks take several: a,b,c",
+    )
     schema: str | None = Field(  # type: ignore[assignment]
         None, description="for silos: the schema the sites agreed on, a file written by `coterie data schema`"
     )
@@ -93,6 +97,17 @@ class Config(BaseModel):
     regression: bool | None = Field(
         None, description="for silos: the target is a number; by default judged by its values"
     )
+    task: Literal["classification", "regression", "multilabel", "ordinal", "survival", "cox", "multitask"] | None = (
+        Field(None, description="what kind of target is predicted; by default classes or a number, as the data say")
+    )
+    horizons: list[float] | None = Field(
+        None, description="for survival: the ends of the intervals of time, and the times of predictions: 30,90,365"
+    )
+    levels: list[str] | None = Field(None, description="for ordinal silos: the levels in their order: low,mid,high")
+    loss: str | None = Field(
+        None, description="train with another loss: focal:gamma=2, huber:delta=1, ... or package.module:function"
+    )
+    metric: list[str] | None = Field(None, description="measure your own metrics as well: package.module:metric")
     class_weights: Literal["balanced"] | None = Field(
         None, description="balanced: every class of a client counts the same in training"
     )
@@ -248,6 +263,13 @@ class Config(BaseModel):
             robust.parse(value)
         return value
 
+    @field_validator("loss")
+    @classmethod
+    def _loss(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_name(value)
+        return value
+
     @field_validator("silos", mode="before")
     @classmethod
     def _silos(cls, value: Any) -> Any:
@@ -259,11 +281,13 @@ class Config(BaseModel):
     def _several(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value or None
 
-    @field_validator("columns", "missing", "drop", "models", mode="before")
+    @field_validator("columns", "missing", "drop", "models", "levels", "metric", "horizons", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
         """Accept a list, or text with commas as it is typed on a command line."""
         given = [value] if isinstance(value, str) else value
+        if isinstance(given, tuple):
+            given = list(given)
         if not isinstance(given, list) or not all(map(_is_text, given)):
             return given
         return [name.strip() for part in given for name in part.split(",")] if len(given) == 1 else given
@@ -406,7 +430,7 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
         config = Config(**{k: v for k, v in wanted.items() if k not in broken})
-    named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
+    named = {key: getattr(config, key) for key in ("silos", "task", "horizons", *silo_settings.OPTIONS)}
     named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
     problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
     divisible = source.pool if source is not None and not own_data else (is_path(config.data) or users) and not own_data
@@ -447,8 +471,12 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems.append(
             f"workers = {config.workers}: worker processes are for the CPU; with device = {config.device!r}, 1"
         )
-    if config.select is not None and config.select not in BETTER:
-        problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
+    try:
+        own_metrics = metrics.add(config.metric or ())
+    except ConfigError as error:
+        own_metrics, problems = (), problems + error.problems
+    if config.select is not None and not metrics.is_known(config.select):
+        problems.append(f"select = '{config.select}': choose from {', '.join([*metrics.KNOWN, *own_metrics])}")
     if not own_model:
         try:
             find_model(config.model)

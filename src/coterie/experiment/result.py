@@ -15,7 +15,8 @@ from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, measure_each, sign_of
-from coterie.evaluation.metrics import METRICS, average, mean
+from coterie.evaluation.metrics import average, mean
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import show
 from coterie.experiment.config import Config
 from coterie.experiment.mixed import Mixed
@@ -165,8 +166,8 @@ class Result:
         return self.reference
 
     def _named(self, metric: str | None) -> str:
-        if metric is not None and metric not in METRICS[self.task.kind]:
-            raise CoterieError(f"there is no metric '{metric}'; there are {', '.join(METRICS[self.task.kind])}")
+        if metric is not None and metric not in metrics_of(self.task):
+            raise CoterieError(f"there is no metric '{metric}'; there are {', '.join(metrics_of(self.task))}")
         return metric or self.metric
 
     def bmta(self) -> float:
@@ -175,7 +176,7 @@ class Result:
         It selects the round on test data, so it is optimistic; it is never shown unless asked for by this name.
         """
         if self.task.kind != "classification":
-            raise CoterieError("BMTA is an accuracy: a regression has none")
+            raise CoterieError(f"BMTA is the accuracy of a classification: {self.task.target.words} has none")
         return max(mean(row["test"]["accuracy"]) for row in self.rounds if "test" in row)
 
     def view(self, client: str | int) -> Tree:
@@ -201,7 +202,7 @@ class Result:
             return module
         local = None if self.reference is None else self.reference.model(i)
         kept, temperature = self.take_home.choices[i].kept, self.take_home.temperatures[i]
-        return kept_module(module, local, kept, temperature, regression=self.task.kind == "regression")
+        return kept_module(self.task.target, module, local, kept, temperature)
 
 
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:

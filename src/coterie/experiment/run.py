@@ -24,7 +24,8 @@ from coterie.core.user_code import naming_users_line
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS, with_one_nan
+from coterie.evaluation.metrics import with_one_nan
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import report_data, stopping, tracking
 from coterie.experiment.callbacks import Watch
 from coterie.experiment.conclude import finish, write_tables
@@ -40,7 +41,7 @@ from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import OWN_AUGMENT, Data, Model, Setup, input_dtype, num_outputs, prepare
+from coterie.experiment.setup import OWN_AUGMENT, OWN_LOSS, Data, Model, Setup, input_dtype, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
@@ -248,8 +249,8 @@ def resume(
         callbacks: the callbacks, if some were given in Python: all of them again.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
-            choose otherwise what they take home. `optimizer`, `schedule`, `sampler` and `server_optimizer`, if they
-            were given in Python and have no import path; they must be the same again.
+            choose otherwise what they take home. `optimizer`, `schedule`, `sampler`, `server_optimizer`, `target`,
+            `loss` and `metric`, if they were given in Python and have no import path; they must be the same again.
 
     Returns:
         The result of the whole run.
@@ -267,7 +268,8 @@ def resume(
     """
     path = Path(path)
     values = read_config(path)
-    own = {key: taking.pop(key) for key in from_python(values) & taking.keys()}
+    given = from_python(values) | {"target", "loss", "metric"}
+    own = {key: taking.pop(key) for key in given & taking.keys()}
     if other := [key for key in taking if key not in adopt.SETTINGS]:
         raise ConfigError([f"{', '.join(other)}: a run is resumed as it began, but for {', '.join(adopt.SETTINGS)}"])
     if (path / "deployment.json").exists():
@@ -294,9 +296,11 @@ def resume(
         values.pop("workers", None)
     if values.get("models"):
         values.pop("model")
-    setup = prepare(**values)
+    if values.get("loss") == OWN_LOSS and "loss" not in own:
+        raise ConfigError([f"this run's loss came from Python: resume it with coterie.resume('{path}', loss=...)"])
+    setup = prepare(**values | own)
     if "select" not in values:  # an older version began it, which wrote down no default
-        setup = replace(setup, metric=METRICS[setup.task.kind][0])
+        setup = replace(setup, metric=metrics_of(setup.task)[0])
     if any(value is not None for value in taking.values()):
         files.write_text(path / "config.toml", stopping.with_note(to_toml(setup.config.to_file()), stopping.read(path)))
     return run_setup(setup, path, progress=progress, resuming=True)
@@ -468,6 +472,7 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
             "adapter": config.adapter,
             "head": config.head,
             "kind": result.task.kind,
+            "target": result.task.target.to_json(),
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),

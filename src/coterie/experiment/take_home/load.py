@@ -14,6 +14,7 @@ from coterie.core.decode import Decode
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.core.extensions import suggest
 from coterie.core.method import Population
+from coterie.core.targets import Target, from_json, known
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.evaluation.adoption import FEDERATED
@@ -58,8 +59,7 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
     flat = files.read_tensors(folder / "model.safetensors")
     task = Task(
         build_module(about, model, run),
-        about["kind"],
-        num_classes=about["num_classes"],
+        target_of(about),
         head=about.get("head"),
         decode=Decode.from_json(about.get("decode")),
     )
@@ -72,7 +72,7 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
     if taken is None:
         return module
     local = _local(folder, task) if needs_local(about) else None
-    return kept_module(module, local, taken["kept"], taken["temperature"], regression=task.kind == "regression")
+    return kept_module(task.target, module, local, taken["kept"], taken["temperature"])
 
 
 def find_client(run: str | Path, client: str | int) -> tuple[Path, dict[str, Any]]:
@@ -137,6 +137,11 @@ def blank_inputs(about: dict[str, Any], rows: int) -> torch.Tensor:
     return torch.zeros(rows, *about["input_shape"], dtype=getattr(torch, about.get("input_dtype", "float32")))
 
 
+def target_of(about: dict[str, Any]) -> Target:
+    """Return what a client's model predicts; folders of older versions say only whether it is a class or a number."""
+    return from_json(about["target"]) if about.get("target") else known(about["num_classes"])
+
+
 def needs_local(about: dict[str, Any]) -> bool:
     """Return whether a client takes home its model trained alone, or an average with it, beside a federated one."""
     taken = about.get("take_home") or {}
@@ -173,7 +178,7 @@ def _like(task: Task, method: AnyMethod, about: dict[str, Any], flat: Params) ->
     size, audience = about["population"]
     server = method.init_server(params, Population(size, audience, task))
     down = method.deploy(server, torch.tensor([0]), torch.Generator())
-    x, y = blank_inputs(about, 1), torch.zeros(1, dtype=torch.long)
+    x, y = blank_inputs(about, 1), task.target.blank(1)
     steps = torch.zeros(method.personalize_epochs, 1, 1, dtype=torch.long)
     batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(1.0))  # all masked: no step is taken
     return method.personalize(task, method.init_client(params), tree.rows(down, 0), batches)

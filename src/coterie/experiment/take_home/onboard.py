@@ -33,6 +33,7 @@ from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
+from coterie.evaluation.metrics import add
 from coterie.experiment import stopping
 from coterie.experiment.conclude import add_benefit
 from coterie.experiment.config import PARTITION_SETTINGS, Config, resolve
@@ -40,12 +41,12 @@ from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
 from coterie.experiment.run import execute, local_like, read_config, write_models
-from coterie.experiment.setup import OWN_AUGMENT, Model, Setup
+from coterie.experiment.setup import OWN_AUGMENT, Model, Setup, named_loss
 from coterie.experiment.silos import OPTIONS
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.card import write_cards
 from coterie.experiment.take_home.input_files import in_type, read_examples
-from coterie.experiment.take_home.load import build_module, find_client
+from coterie.experiment.take_home.load import build_module, find_client, target_of
 from coterie.methods.fields import AnyMethod
 from coterie.storage import files, paged_rows
 from coterie.storage.paged_rows import Paged, Store
@@ -245,8 +246,10 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
             [f"'{run}' was trained with an augmentation that came from Python: nobody can join by command"]
         )
     augment = config.augment and find_augmentation(config.augment)
+    target = target_of(about)
     own: dict[str, Any] = {"head": config.head, "decode": decode, "augment": augment or None}
-    task = Task(module, about["kind"], num_classes=about["num_classes"], **own)
+    own |= {"loss": named_loss(config, target), "metrics": add(config.metric or ())}
+    task = Task(module, target, **own)
     params = task.init()
     store = Store(parse_bytes(config.memory) // 2)
     people = len(names), config.participants(len(names))
@@ -279,13 +282,19 @@ def _site(
     site = from_clients(
         {name: (x, y)},
         name=config.data,
-        num_classes=about["num_classes"],
-        regression=about["kind"] == "regression",
+        **_kind(about),
         validation=config.validation,
         test=config.test,
         seed=config.data_seed,
     )
     return dataclasses.replace(site, classes=tuple(about.get("classes") or ()))
+
+
+def _kind(about: dict[str, Any]) -> dict[str, Any]:
+    target = target_of(about)
+    if target.kind in ("classification", "regression"):
+        return {"num_classes": about["num_classes"], "regression": target.kind == "regression"}
+    return {"target": target}
 
 
 def _silo(run: Path, name: str, path: Path, target: str | None, schema: dict[str, Any], config: Config) -> Federation:
