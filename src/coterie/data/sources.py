@@ -82,9 +82,13 @@ def _synthetic(about: str, size: str, **options: Any) -> Source:
 
 
 def _pfedbred(
-    source: str, slots: int, slot_labels: bool, name: str, seed: int, validation: float, test: float, folder: Path
-) -> Federation:
-    return pfedbred(name, source, slots, seed, validation, test, folder, slot_labels=slot_labels)
+    source: str, slots: int, *, slot_labels: bool = False, authors: bool = False
+) -> Callable[..., Federation]:
+    def load(name: str, seed: int, validation: float, test: float, folder: Path) -> Federation:
+        how = {"slot_labels": slot_labels, "authors": authors}
+        return pfedbred(name, source, slots, seed, validation, test, folder, **how)
+
+    return load
 
 
 def _femnist(name: str, folder: Path) -> Pool:
@@ -229,22 +233,36 @@ SOURCES: dict[str, Source] = {
         _OFFICE,
     ),
     "pfedbred-mnist": Source(
-        partial(_pfedbred, "mnist", 3, True),
+        _pfedbred("mnist", 3, slot_labels=True),
         "pFedBreD's MNIST: 100 users with 3 digits each, with the wrong labels of the authors' data",
         _PFEDBRED,
         _MNIST,
         files=idx.FILES["mnist"],
     ),
     "pfedbred-mnist-clean": Source(
-        partial(_pfedbred, "mnist", 3, False),
+        _pfedbred("mnist", 3),
         "pFedBreD's MNIST with right labels",
         _PFEDBRED,
         _MNIST,
         files=idx.FILES["mnist"],
     ),
     "pfedbred-fmnist": Source(
-        partial(_pfedbred, "fashion-mnist", 2, False),
+        _pfedbred("fashion-mnist", 2),
         "pFedBreD's Fashion-MNIST: 100 users with 2 classes each",
+        _PFEDBRED,
+        _FMNIST,
+        files=idx.FILES["fashion-mnist"],
+    ),
+    "pfedbred-mnist-authors": Source(
+        _pfedbred("mnist", 3, slot_labels=True, authors=True),
+        "pFedBreD's MNIST as the authors' generator makes it, to the image; a seed changes nothing",
+        _PFEDBRED,
+        _MNIST,
+        files=idx.FILES["mnist"],
+    ),
+    "pfedbred-fmnist-authors": Source(
+        _pfedbred("fashion-mnist", 2, authors=True),
+        "pFedBreD's Fashion-MNIST with the log-normal shares of the authors' generator",
         _PFEDBRED,
         _FMNIST,
         files=idx.FILES["fashion-mnist"],
