@@ -106,7 +106,7 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
         start = {**client, **down.body}
-        anchor = (down.centroid, down.known, torch.tensor(self._strength(task)))
+        anchor = (down.centroid, down.known, torch.as_tensor(self._strength(task)))
         theta, loss = train(
             task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )
