@@ -105,3 +105,15 @@ def test_shared_lines_are_found_whatever_stands_between_them() -> None:
     assert shared_lines(["x = 1", *lines[2 : 2 + SHARED_LINES]], lines) == lines[2 : 2 + SHARED_LINES]
     assert not shared_lines(lines[: SHARED_LINES - 1], lines)
     assert not any(line.startswith(("#", "import", "from", '"')) for line in lines)
+
+
+def test_tests_of_one_group_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """Under pytest 9.2, pytest-xdist 3.8 dealt out every test by itself: both processes compiled the same steps."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("tests are not dealt out in groups (pytest -n 2 --dist loadgroup)")
+    items = request.session.items
+    alone = [item for item in items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+    assert not alone, (
+        f"pytest-xdist ignores the groups of {len(alone)} tests under pytest {pytest.__version__}: install the "
+        "versions that pyproject.toml names (`make test` does)"
+    )
