@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from coterie.experiment.take_home.export import export as export
     from coterie.experiment.take_home.load import load as load
     from coterie.experiment.take_home.onboard import onboard as onboard
-    from coterie.experiment.tuning.recommend import Recommendation as Recommendation
     from coterie.experiment.tuning.recommend import recommend as recommend
+    from coterie.experiment.tuning.recommendation import Recommendation as Recommendation
     from coterie.experiment.tuning.tune import Tuning as Tuning
     from coterie.experiment.tuning.tune import compare_tuned as compare_tuned
     from coterie.experiment.tuning.tune import tune as tune
@@ -69,7 +69,7 @@ _WHERE = {
     "DataError": "core.errors",
     "Federation": "data",
     "Method": "core.method",
-    "Recommendation": "experiment.tuning.recommend",
+    "Recommendation": "experiment.tuning.recommendation",
     "Result": "experiment.result",
     "RunPlan": "experiment.plan",
     "Task": "core.task",

@@ -35,7 +35,7 @@ from coterie.compute.recording import may_be_replayable, record, repeats
 from coterie.compute.replay import ClientSteps, ReplayedStep
 from coterie.compute.rewriting import rewrite
 from coterie.compute.step_key import step_key
-from coterie.compute.torch_private import private
+from coterie.compute.torch_private import private, without_dynamo
 from coterie.core import tree
 from coterie.core.backend import Backend, using
 from coterie.core.plain import Plain
@@ -289,7 +289,7 @@ def _stored(program: Program, key: str, example: list[Tensor]) -> CompiledStep |
     if found is None:
         return None
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), without_dynamo():
             expected = program.function(select=bool(program.lifts))(*example)
             right = repeats(found, example, expected, program.num_time)
     except Exception as error:

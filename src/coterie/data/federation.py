@@ -37,7 +37,7 @@ class Split:
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
-_CACHED = ("largest", "sizes", "rank", "train")  # cached properties, which a copy computes anew
+_CACHED = ("largest", "sizes", "rank", "train", "kept")  # cached properties, which a copy computes anew
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,11 @@ class Federation:
     def train(self) -> list[Index]:
         """Every client's training positions, as contiguous arrays."""
         return [np.ascontiguousarray(split.train, np.int64) for split in self.clients.values()]
+
+    @functools.cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was computed of the examples and is worth keeping for other runs on them; a copy begins with nothing."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached properties: a copy has other memory addresses."""

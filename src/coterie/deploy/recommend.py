@@ -41,7 +41,8 @@ from coterie.experiment.silos import OPTIONS
 from coterie.experiment.tuning.candidates import Engines, Train, Trained, Trainee
 from coterie.experiment.tuning.evidence import LOCAL, Evidence, joined
 from coterie.experiment.tuning.panel import Scored
-from coterie.experiment.tuning.recommend import Look, Panel, Recommendation, prepare_panel, run_panel
+from coterie.experiment.tuning.recommend import Panel, prepare_panel, run_panel
+from coterie.experiment.tuning.recommendation import Look, Recommendation
 from coterie.experiment.tuning.search import MethodSearch
 from coterie.methods import METHODS
 from coterie.storage.run_folder import RunFolder, safe_name

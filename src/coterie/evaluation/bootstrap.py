@@ -25,10 +25,9 @@ def draws(examples: int, resamples: int, generator: np.random.Generator) -> Iter
     step = max(1, MAX_WEIGHT_CELLS // examples)
     for start in range(0, resamples, step):
         number = min(step, resamples - start)
-        drawn = generator.integers(examples, size=(number, examples))
-        drawn += examples * np.arange(number)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=number * examples)
-        yield times.reshape(number, examples).astype(np.float32)  # which represents the counts and their sums exactly
+        drawn = torch.from_numpy(generator.integers(examples, size=(number, examples)))
+        times = torch.zeros(number, examples)  # of float32, which represents the counts and their sums exactly
+        yield times.scatter_add_(1, drawn, torch.ones(()).expand(number, examples)).numpy()
 
 
 def tally(

@@ -15,13 +15,13 @@ if TYPE_CHECKING:  # plotly is imported when a page is made, not with the comman
 
 
 def make(paths: Sequence[str | Path], sections: Sequence[str] = ()) -> Page:
-    """Make the page of one run, of a search, or the comparison of several.
+    """Make the page of one run, of a search, of a recommendation, or the comparison of several.
 
     Args:
         paths: As for `write`.
         sections: As for `write`.
     """
-    from coterie.report import search, several, single
+    from coterie.report import recommendation, search, several, single
     from coterie.report.read import find, read
     from coterie.report.user_sections import users_sections
 
@@ -29,6 +29,8 @@ def make(paths: Sequence[str | Path], sections: Sequence[str] = ()) -> Page:
         raise CoterieError("give at least one run folder")
     if len(paths) == 1 and search.is_search(Path(paths[0])):
         return search.page(Path(paths[0]))
+    if len(paths) == 1 and recommendation.is_recommendation(Path(paths[0])):
+        return recommendation.page(Path(paths[0]))
     runs = [read(path) for path in find([Path(path) for path in paths])]
     page = single.page(runs[0]) if len(runs) == 1 else several.page(runs)
     named = dict.fromkeys([*(name for run in runs for name in run.config.get("sections") or ()), *sections])
@@ -43,7 +45,8 @@ def write(
     """Write one self-contained HTML file about one run, or comparing several.
 
     Args:
-        paths: Run folders, or folders of `coterie compare`; or one folder of `coterie tune`.
+        paths: Run folders, or folders of `coterie compare`; or one folder of `coterie tune` or of
+            `coterie recommend`.
         out: The file; by default report.html in the first folder.
         sections: More sections beside those that the runs' configurations name (`coterie.report.user_sections`).
 

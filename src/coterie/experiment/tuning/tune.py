@@ -24,9 +24,10 @@ from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Data, Model, Setup
-from coterie.experiment.several.compare import Methods, Trials, prepare_trials, run_trials
+from coterie.experiment.several.compare import run_trials
 from coterie.experiment.several.compare_runs import compare_runs
 from coterie.experiment.several.comparison import Comparison
+from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.candidates import Train, without_test
 from coterie.experiment.tuning.halving import rounds_trained, rungs_of
 from coterie.experiment.tuning.journal import SearchFolder
