@@ -54,7 +54,7 @@ WARM = lambda optimizer: LR.LinearLR(optimizer, start_factor=0.1, total_iters=4)
             ),
         ),
     ],
-    ids=str,
+    ids=["constant", "step", "cosine", "cosine to 0.2", "warm-up", "warm-up, cosine", "warm-up, step"],
 )
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
 def test_schedules_are_torchs(schedule, make):
