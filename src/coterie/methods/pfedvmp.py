@@ -98,6 +98,10 @@ class PFedVMP(Method[Server, Params, Server, Up]):
     def averaged(self) -> tuple[str, ...]:
         return ("body",)
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return ("body",)
+
     def init_server(self, params: Params, population: Population) -> Server:
         classes, dim = class_moments.dimensions(population.task)
         head = population.task.head_names if population.task else frozenset()

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from coterie.core.errors import DataError
 from coterie.data.partition import lognormal
+from coterie.data.readers.pfedbred import authors_draws
 
 from .kit import check, outcome, same, seeds
 
@@ -44,3 +45,30 @@ def test_sizes_are_those_of_the_authors_generators():
 def test_too_many_labels_are_refused():
     with pytest.raises(DataError, match="1 to 2 labels"):
         lognormal(np.repeat([0, 1], 500), 5, 3, 0)
+
+
+MNIST_CLASSES = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
+
+
+def test_the_authors_draws_make_their_mnist_to_the_image():
+    """What their generator prints: 59,229 images; 74, 435 and 4,017 of the smallest, median and largest user."""
+    labels = np.repeat(np.arange(10), MNIST_CLASSES)
+    parts = lognormal(labels, 100, 3, 0, draws=authors_draws("mnist", 0)[1])
+    sizes = [len(part) for part in parts]
+    assert (sum(sizes), min(sizes), np.median(sizes), max(sizes)) == (59_229, 74, 435, 4_017)
+    check(parts, len(labels), 100, 30)
+    first = np.flatnonzero(labels == 0)
+    assert parts[0][:10].tolist() == first[:10].tolist()  # in the order of the files
+    assert same(parts, lognormal(labels, 100, 3, 7, draws=authors_draws("mnist", 7)[1]))  # they seed everything
+
+
+def test_the_authors_fashion_mnist_has_their_shares_and_draws_of_the_rest():
+    labels = np.repeat(np.arange(10), 7_000)
+    one, again, other = (
+        [len(part) for part in lognormal(labels, 100, 2, 0, draws=authors_draws("fashion-mnist", seed)[1])]
+        for seed in (0, 0, 1)
+    )
+    assert one == again != other
+    assert np.corrcoef(np.log(one), np.log(other))[0, 1] > 0.4  # the shares are the same
+    own = [len(part) for part in lognormal(labels, 100, 2, 1)]
+    assert np.corrcoef(np.log(one), np.log(own))[0, 1] < 0.3

@@ -68,11 +68,12 @@ def as_index(parts: list[list[int]]) -> list[Index]:
 
 
 class Stock:
-    """The examples of each class in random order, each handed out once."""
+    """The examples of each class in random order (without a generator, as they are), each handed out once."""
 
-    def __init__(self, labels: Labels, draw: np.random.Generator) -> None:
+    def __init__(self, labels: Labels, draw: np.random.Generator | None) -> None:
         self.kinds = np.unique(labels)
-        self._members = [draw.permutation(np.flatnonzero(labels == kind)) for kind in self.kinds]
+        members = [np.flatnonzero(labels == kind) for kind in self.kinds]
+        self._members = members if draw is None else [draw.permutation(each) for each in members]
         self._used = np.zeros(len(self.kinds), int)
 
     def left(self, kind: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,21 @@ from coterie.data.partition.common import Labels, Stock, check_sizes
 INITIAL_EXAMPLES = 10  # of each label, that every client gets before sizes are drawn
 
 
+class Draws(NamedTuple):
+    """The random numbers of one federation: the shares, and how many more examples a slot gets for a share."""
+
+    order: np.random.Generator | None  # of each class's examples; None: as they are in the data
+    shares: Callable[[tuple[int, int, int]], np.ndarray]  # LogNormal(0, 2) of this shape
+    whole: Callable[[int, int], int]  # U{low..high}
+
+
 def lognormal(
-    labels: Labels, clients: int, slots: int, seed: int, rule: Literal["mnist", "cifar"] = "mnist"
+    labels: Labels,
+    clients: int,
+    slots: int,
+    seed: int,
+    rule: Literal["mnist", "cifar"] = "mnist",
+    draws: Draws | None = None,
 ) -> list[Index]:
     """Give client u the labels (u + j) mod K for its slots j. Each slot first gets 10 examples, and then
 
@@ -26,11 +40,12 @@ def lognormal(
         p = (n_l - n_0) LogNormal(0, 2)[l, u // (N / 10), j] / sum over (client, slot) of LogNormal[l]
 
     where n_l is the size of the class, and n_0 is 10 N (mnist) or N (cifar). The first 10 x slots positions of a
-    client, slot by slot, are those that it got first.
+    client, slot by slot, are those that it got first. `draws` replaces our random numbers of `seed`, as by those of the
+    authors' generators, which draw U{10..200} before U{1..10}.
     """
     check_sizes(len(labels), clients, 1)
-    draw = rng.generator(seed, "pfedbred")
-    stock = Stock(labels, draw)
+    draws = own_draws(seed) if draws is None else draws
+    stock = Stock(labels, draws.order)
     number = len(stock.kinds)
     if not 1 <= slots <= number:
         raise DataError(f"a client can have 1 to {number} labels, as many as there are classes, not {slots}")
@@ -40,14 +55,29 @@ def lognormal(
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for client, _, kind in pairs:
         parts[client].append(stock.take(kind, INITIAL_EXAMPLES))
-    share = draw.lognormal(0, 2, (number, clients, slots))
+    share = draws.shares((number, clients, slots))
     left = np.maximum(sizes - (INITIAL_EXAMPLES * clients if rule == "mnist" else clients), 0)
     share = left[:, None, None] * share / share.sum((1, 2), keepdims=True)
     for client, slot, kind in pairs:
         p = int(share[kind, client // max(clients // 10, 1), slot])
-        size = (
-            p * draw.integers(1, 11) + draw.integers(10, 201) if rule == "mnist" else 2 * (p + draw.integers(300, 601))
-        )
+        size = _size(p, rule, draws)
         if size < stock.left(kind):
-            parts[client].append(stock.take(kind, int(size)))
+            parts[client].append(stock.take(kind, size))
     return [np.concatenate(part).astype(np.int64) for part in parts]
+
+
+def own_draws(seed: int) -> Draws:
+    """Return the random numbers that belong to a seed."""
+    draw = rng.generator(seed, "pfedbred")
+    return Draws(
+        draw, lambda shape: draw.lognormal(0.0, 2.0, shape), lambda low, high: int(draw.integers(low, high + 1))
+    )
+
+
+def _size(p: int, rule: str, draws: Draws) -> int:
+    if rule != "mnist":
+        return 2 * (p + draws.whole(300, 600))
+    if draws.order is not None:
+        return p * draws.whole(1, 10) + draws.whole(10, 200)
+    more = draws.whole(10, 200)
+    return p * draws.whole(1, 10) + more

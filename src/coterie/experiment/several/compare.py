@@ -48,6 +48,7 @@ SETTINGS_NOT_COMPARED = (
     "memory",
     "checkpoint_every",
     "report",
+    "sections",
     "track",
     *adopt.SETTINGS,
     "references",
@@ -102,6 +103,16 @@ def compare(
         CheckpointError: `out` holds runs with other settings.
         DataError: the data are missing or malformed, or `out` holds runs on other data.
         CoterieError: training diverged.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.compare(["local", "fedavg"], seeds=2, data="hospitals", model="linear", rounds=2)
+        >>> found.methods, found.seeds
+        (('local', 'fedavg'), (0, 1))
+        >>> sorted(found.verdict()["fedavg"])
+        ['gains', 'loses', 'undecided']
+        >>> found.gains("fedavg").shape  # the mean over clients, for each seed
+        (2,)
     """
     trials = prepare_trials(methods, seeds, data, model=model, head=head, **settings)
     return run_trials(trials, Path(out) if out is not None else None, progress=progress)

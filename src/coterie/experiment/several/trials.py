@@ -9,11 +9,12 @@ from typing import Any
 
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import suggest
-from coterie.core.optimizers import OPTIMIZERS
 from coterie.data.federation import Federation, split_again
 from coterie.experiment.config import TABLES, Config, resolve
+from coterie.experiment.find_callbacks import names_of, own_to_one_run
 from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
+from coterie.methods.named import optimizer_fields
 
 Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
 
@@ -51,6 +52,12 @@ def prepare_trials(
         settings = {**settings.pop("hyper"), **settings}
     settings = {key: value for key, value in settings.items() if value is not None and key != "reference"}
     problems: list[str] = []
+    called = settings.get("callbacks")
+    if alone := own_to_one_run(called or ()):
+        words = "every run needs its own, so give the class, a function, or package.module:Class:option=value"
+        problems.append(f"callbacks: {', '.join(alone)} is one object; {words}")
+    if called is not None:
+        settings["callbacks"] = names_of(called)
     chosen = _labelled(methods, problems)
     numbers = _numbers(seeds, settings.pop("seed", 0), problems)
     own = {label: _own_names(method) for label, method in chosen.items()}
@@ -67,6 +74,8 @@ def prepare_trials(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
+    if called is not None:
+        common["callbacks"] = called
     if "local" not in chosen:
         common["take_home"] = "federated"  # there is nothing to choose from, whatever the data's default is
 
@@ -131,7 +140,7 @@ def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: boo
     """
     shared = set(Config.model_fields) - {"method", *TABLES}
     if named:
-        shared |= {"optimizer", *(hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls))}
+        shared |= {"optimizer", *(hyper.name for hyper in optimizer_fields(settings.get("optimizer")))}
     theirs = {name for names in own.values() for name in names}
     for key in settings:
         if key not in shared | theirs:

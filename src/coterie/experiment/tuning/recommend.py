@@ -45,7 +45,14 @@ from coterie.experiment.tuning.panel import (
 )
 from coterie.experiment.tuning.recommendation import Cost, Look, Recommendation, write
 from coterie.experiment.tuning.search import MethodSearch
-from coterie.experiment.tuning.tune import Searches, given_names, run_searches, searches_of, with_local
+from coterie.experiment.tuning.tune import (
+    Searches,
+    given_names,
+    run_searches,
+    say_who_stops,
+    searches_of,
+    with_local,
+)
 
 TRIALS = 6
 FOLDS = 3
@@ -53,6 +60,7 @@ KNOWN: tuple[SplitName, ...] = ("train", "validation")  # the parts that a recom
 # What does not belong into a file that other machines take unchanged.
 OF_THIS_MACHINE = (
     *("engine", "compile", "workers", "debug", "memory", "device", "checkpoint_every", "data_dir", "reference"),
+    *("callbacks", "sections"),
 )
 
 
@@ -121,6 +129,13 @@ def recommend(
         ConfigError: settings are wrong; it lists every problem.
         DataError: the data are missing or malformed, or a client has too few examples.
         CheckpointError: `out` holds something else.
+
+    Examples:
+        >>> import coterie
+        >>> advice = coterie.recommend("hospitals", ["local", "fedavg"], model="linear", trials=1, folds=2, rounds=2)
+        >>> advice.method in ("local", "fedavg")
+        True
+        >>> result = coterie.run(**advice.settings)
     """
     panel = prepare_panel(data, methods, trials=trials, folds=folds, model=model, head=head, **settings)
     return run_panel(panel, Path(out) if out is not None else None, progress=progress)
@@ -214,6 +229,7 @@ def run_panel(
 ) -> Recommendation:
     """Try the panel, as far as `out` does not have it, and choose; see `recommend`. `report`: write its page, too."""
     tell, place = listener(progress), place or Here(panel)
+    say_who_stops(panel.setup.config, tell)
     setup = panel.setup
     temporary = tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out))
     with debugging(setup.config), temporary as scratch:
