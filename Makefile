@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-plain test-all test-browser lint format docs bench clean
+.PHONY: demo test test-plain test-all test-browser lint format docs notebooks bench clean
 
 demo: $(STAMP)
 	$(BIN)/coterie demo
@@ -19,7 +19,7 @@ test-plain: $(STAMP)
 	COTERIE_BACKEND=plain OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all: lint
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,ray,tensorboard]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,ray,tensorboard]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow"
 
 # The report in a real browser: Debian's Chromium, driven by playwright.
@@ -44,6 +44,11 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# Executes docs/notebooks and writes them with their outputs (two minutes); needs a Chromium, which draws their figures.
+notebooks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs,flower,figures]"
+	$(BIN)/python .ci/notebooks.py
 
 # All of benchmarks/, in under 15 minutes on two cores; writes docs/performance.md.
 bench: $(STAMP)

@@ -1,5 +1,7 @@
 """What the site has and a git host does not need: pages for files outside docs/, and the reference of all public names.
 
+Notebooks (docs/notebooks) are shown as they were executed: a page for each, of its texts, code and outputs.
+
 Documents link to each other and to files of the repository by relative paths, which is right on a git host. The site
 shows the repository's own documents (README.md is its first page) and, at the path source/, each other file that a
 document links to; links are rewritten to those pages. A link to nothing is left alone, and MkDocs refuses it.
@@ -8,6 +10,8 @@ document links to; links are rewritten to those pages. A link to nothing is left
 from __future__ import annotations
 
 import ast
+import html
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -28,15 +32,22 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[)#])")
 PUBLIC = {
     "Train": "run resume prepare plan RunPlan Result Benefit attack",
     "Compare, tune, recommend": "compare compare_runs compare_tuned Comparison tune Tuning recommend Recommendation",
-    "Data": "Federation from_clients",
+    "Data": "Federation from_clients targets metric",
     "Models that clients take home": "load export onboard",
-    "Write a method": "Method Task SGD Adam AdamW METHODS tree",
+    "Prepare a model": "lora",
+    "Write a method": "Method Task METHODS tree",
+    "Optimisers, schedules, samplers": "Optimizer SGD Adam AdamW RMSprop Schedule Sampler",
     "Errors": "CoterieError ConfigError DataError CoterieWarning",
 }
 FLOWER = "client_app server_app"
 # Wide enough for the tables of a terminal, and rows as near to each other as on a git host.
 STYLE = """.md-grid { max-width: 78rem }
 .md-typeset table:not([class]) td { padding: 0.4em 1em }
+.output { margin: -0.5em 0 1.5em; padding-left: 1em; border-left: 0.15rem solid var(--md-default-fg-color--lightest) }
+.output { overflow-x: auto; font-size: 0.7rem }
+.md-typeset .output pre { margin: 0.3em 0 }
+.md-typeset .output table:not([class]) { box-shadow: none; background: none }
+.md-typeset .output img { background: white }
 """
 
 
@@ -45,7 +56,7 @@ def page_of(path: str) -> str | None:
     if path in DOCUMENTS:
         return DOCUMENTS[path]
     if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+        return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
     return f"source/{path}.md" if (ROOT / path).is_file() else None
 
 
@@ -74,6 +85,36 @@ def source_page(path: str) -> str:
     kind = {".py": "python", ".toml": "toml", ".cpp": "cpp"}.get(Path(path).suffix, "text")
     text = (ROOT / path).read_text(encoding="utf-8")
     return f"---\nsearch:\n  exclude: true\n---\n# `{path}`\n\n`````{kind}\n{text}`````\n"
+
+
+def notebook_page(path: Path) -> str:
+    """Return a page that shows a notebook: its texts, its code, and what came out."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        shown = "".join(map(_output, cell["outputs"]))
+        if shown:
+            parts.append(f'<div class="output">{shown}</div>')
+    link = f'<p><a href="{path.name}" download>Download this notebook</a> and run it yourself.</p>'
+    parts.insert(1, link)  # below the heading and what comes first
+    return "\n\n".join(parts) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    """Return one output as HTML on one line: Markdown must not read it, and takes empty lines for its end."""
+    data = output.get("data", {})
+    if "text/html" in data:
+        return re.sub(r"\s*\n\s*", " ", "".join(data["text/html"]))
+    if "image/png" in data:
+        image = "".join(data["image/png"]).strip()
+        return f'<img alt="The figure that this cell draws" src="data:image/png;base64,{image}">'
+    text = html.escape("".join(output.get("text", data.get("text/plain", ""))).rstrip())
+    return f"<pre><code>{text}</code></pre>".replace("\n", "&#10;") if text else ""
 
 
 def public_names() -> set[str]:
@@ -114,6 +155,8 @@ def on_files(files: Files, config: Any) -> Files:
         for path in targets(text, page)
     }
     pages |= {"api.md": reference(), "site.css": STYLE}
+    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        pages[f"notebooks/{notebook.stem}.md"] = notebook_page(notebook)
     for path in linked:
         page = page_of(path)
         if page is not None and page.startswith("source/"):

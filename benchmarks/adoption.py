@@ -38,6 +38,7 @@ import torch
 from scipy.special import stdtrit
 
 import coterie
+from coterie.core.targets import Classes
 from coterie.data.federation import Federation, Split
 from coterie.evaluation import Predictions
 from coterie.evaluation.adoption import (
@@ -113,7 +114,7 @@ def one(number: int) -> list[dict[str, Any]]:
 
 
 def _mixed(ours: Predictions, theirs: Predictions) -> Predictions:
-    return ours._replace(outputs=average(ours.outputs, theirs.outputs, regression=False))
+    return ours._replace(outputs=average(Classes(2), ours.outputs, theirs.outputs))
 
 
 def _kept(result: Result, alone: Result, i: int) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,8 @@ import coterie
 from coterie import SGD, CoterieError
 from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import mean
-from coterie.experiment.several.compare import Trials, prepare_trials, run_trials
+from coterie.experiment.several.compare import run_trials
+from coterie.experiment.several.trials import Trials, prepare_trials
 from coterie.experiment.tuning.space import in_words, with_values
 from coterie.experiment.tuning.tune import given_names, run_tuning, searches_of, tuned
 from coterie.methods import METHODS

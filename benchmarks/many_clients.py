@@ -42,8 +42,8 @@ from torch import nn
 
 from coterie.cli.memory import keep_freed_memory
 from coterie.core import client_rows, tree
+from coterie.core.units import parse_bytes
 from coterie.engine import Engine, chunk_size
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedAMP

@@ -14,6 +14,9 @@ source is imported in place of the file, which is never written to.
 The sample is the same for the same seed. Every kind of mistake has the same chance, in every file. The journal
 (docs/mutation.jsonl) has one line a mutant: one that was killed is not run again until its file changes, and one that
 survived not until its file or a test changes.
+
+Once tests have been written for a sample's survivors, the sample says little about other mistakes. So each line keeps
+what became of the mutant when it was first run, the page tells both, and a new campaign begins with another `SEED`.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ LONGEST = 9.0  # longer tests are left out
 ENOUGH = 40.0  # of tests that a mutant has to survive, beyond those of its own test file
 GRACE = 60.0  # that a mutant may take beyond three times what its tests take without it
 HUNG = 3600.0  # by the clock: it waits for ever
+SEED = 0  # of the sample that the page is about
 HEAVY = (
     *("torch", "torch.func", "numpy", "pytest", "hypothesis", "xdist", "scipy.stats", "sklearn", "pydantic"),
     *("networkx", "rich.console", "rich.markdown", "rich.table", "tomli_w", "safetensors.torch", "typer", "plotly"),
@@ -372,7 +376,7 @@ def verdict(line: Mapping[str, Any], reason: Mapping[str, str] | None) -> str:
     return "equivalent" if reason is not None and reason["verdict"] == "equivalent" else "survived"
 
 
-def page(lines: Mapping[str, Mapping[str, Any]], chosen: Sequence[Mutant], sizes: Mapping[str, int]) -> str:
+def page(lines: Mapping[str, Mapping[str, Any]], chosen: Sequence[Mutant], sizes: Mapping[str, int], seed: int) -> str:
     """Return the Markdown of docs/mutation.md, from the results by the mutants' names."""
     reasons = read_reasons()
     verdicts = {
@@ -388,6 +392,7 @@ def page(lines: Mapping[str, Mapping[str, Any]], chosen: Sequence[Mutant], sizes
     killers = [str(lines[name]["killer"]) for name, word in verdicts.items() if word == "killed"]
     imports = sum(killer.startswith("it cannot") for killer in killers)
     slow = sum(lines[name]["outcome"] == "time" for name in verdicts)
+    first = [lines[name].get("first") for name, word in verdicts.items() if word != "equivalent"]
     text = [
         "# Mutation testing\n",
         "Written by [`benchmarks/mutation.py`](../benchmarks/mutation.py); do not edit. A mutant is the source with",
@@ -400,6 +405,7 @@ def page(lines: Mapping[str, Mapping[str, Any]], chosen: Sequence[Mutant], sizes
         f"Of {sums[1]} mutants, {sums[4]} are equivalent: no test could tell them from the program. Of the other",
         f"{sums[1] - sums[4]}, **{_share(sums)} are killed** ({imports} of them when they are imported, {slow} because",
         f"they take too long), and {sums[3]} survive.\n",
+        f"The sample is that of seed {seed}. {_first_time(first)}\n",
         "| file | possible | tried | killed | survived | equivalent | score |\n|---|---|---|---|---|---|---|",
         *rows,
         "",
@@ -414,6 +420,21 @@ def page(lines: Mapping[str, Mapping[str, Any]], chosen: Sequence[Mutant], sizes
     return "\n".join(text).rstrip() + "\n"
 
 
+def _first_time(outcomes: Sequence[str | None]) -> str:
+    """Say what a sample showed before tests were written for it; None is an outcome that was not kept."""
+    if not outcomes or None in outcomes:
+        return (
+            "How many were killed when it was first run was not kept, and tests\n"
+            "have been written for its survivors since: of other mistakes, expect that fewer are noticed."
+        )
+    killed = sum(outcome != "survived" for outcome in outcomes)
+    return (
+        "**When it was first run, before a test was written for any of its\n"
+        f"survivors, {100 * killed / len(outcomes):.1f} % were killed** ({len(outcomes) - killed} survived): "
+        "this is what to expect of a mistake that nobody\nhas thought of."
+    )
+
+
 def _share(numbers: Sequence[int]) -> str:
     _, tried, killed, _, equivalent = numbers
     return f"{100 * killed / (tried - equivalent):.1f} %" if tried > equivalent else ""
@@ -426,7 +447,7 @@ def _row(name: str, numbers: Sequence[int]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--count", type=int, default=250, help="mutants in the sample (of all files)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="files, such as fedprox or parts/priors")
     parser.add_argument("--fresh", action="store_true", help="run every mutant of the sample again")
@@ -441,6 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sources = {file: digest((PACKAGE / file).read_bytes()) for file in files}
     until = time.monotonic() + 60 * given.minutes
     journal = {} if given.fresh else read_journal()
+    first = {line["mutant"]: line.get("first", line["outcome"]) for line in read_journal().values()}
     if not given.page:
         os.environ |= {"OMP_NUM_THREADS": "1", "COTERIE_BACKEND": "plain"}
         for module in HEAVY:
@@ -470,6 +492,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mutant = todo[number]
             defaults = {"killer": "it takes too long", "words": "", "seconds": round(limits[number])}
             line = {"mutant": mutant.name, "source": sources[mutant.file], "tests": state, **defaults, **found}
+            line["first"] = first.get(mutant.name, line["outcome"])
             journal[line["source"], line["mutant"]] = line
             with JOURNAL.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(line) + "\n")
@@ -477,7 +500,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = [journal[sources[m.file], m.name] for m in chosen if (sources[m.file], m.name) in journal]
         write(JOURNAL, "".join(json.dumps(line) + "\n" for line in kept))
     lines = {name: line for (source, name), line in journal.items() if source in sources.values()}
-    write(PAGE, page(lines, chosen, sizes))
+    write(PAGE, page(lines, chosen, sizes, given.seed))
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 

@@ -55,6 +55,26 @@ def no_programs_on_disk(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 
 
 @pytest.fixture
+def package_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """package_of(kind, name="module:function", ...): an installed package that adds these names."""
+    from coterie.core import extensions
+
+    facts = tmp_path / "ours-1.0.dist-info"
+
+    def install(kind: str, **names: str) -> None:
+        facts.mkdir(exist_ok=True)
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+        with (facts / "entry_points.txt").open("a") as file:
+            file.write(f"[{extensions.GROUPS[kind]}]\n" + "".join(f"{k} = {v}\n" for k, v in names.items()))
+        extensions.added.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield install
+    monkeypatch.undo()
+    extensions.added.cache_clear()
+
+
+@pytest.fixture
 def workers_keep_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker was handed stays with it, however late it begins.
 

@@ -452,3 +452,18 @@ def test_every_reason_names_a_mutant_and_says_why() -> None:
         assert name in found, f"{name} is no longer there: drop it"
         assert entry["verdict"] in ("equivalent", "survivor")
         assert entry["reason"].endswith(".")
+
+
+def test_the_page_of_mutants_tells_what_was_killed_before_tests_were_written_for_the_sample() -> None:
+    mutation = load("mutation")
+    chosen = mutation.mutants("parts/f.py", b"def f(a, b):\n    return a + b, a * b, a < b\n")[:4]
+    lines = {mutant.name: {"outcome": "killed", "killer": "a test", "first": "killed"} for mutant in chosen}
+    lines[chosen[0].name]["first"] = "survived"
+    told = mutation.page(lines, chosen, {"parts/f.py": 4}, seed=5)
+    assert "**100.0 % are killed**" in told
+    assert "seed 5" in told
+    assert "75.0 % were killed** (1 survived)" in told
+    del lines[chosen[1].name]["first"]
+    told = mutation.page(lines, chosen, {"parts/f.py": 4}, seed=5)
+    assert "was not kept" in told
+    assert "75.0 % were killed" not in told

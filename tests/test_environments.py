@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.marks import compiles
 
 # FedAvg has one step to compile: what becomes of it is the question here, and not what it computes.
@@ -43,6 +45,19 @@ def test_no_compiler_on_the_path(tmp_path: Path) -> None:
     why = "there is no C++ compiler: g++ is not on the PATH (CXX names another one)"
     assert (engine["steps"]["path"], engine["steps"]["why"]) == ("plain", why)
     assert why in told
+
+
+@compiles
+@pytest.mark.slow
+def test_no_compiler_but_the_steps_of_a_machine_that_has_one(tmp_path: Path) -> None:
+    """The cache folder of a machine that is like ours but for the compiler: steps are found, checked and repeated."""
+    (tmp_path / "bin").mkdir()
+    cache, without = str(tmp_path / "cache"), str(tmp_path / "bin")
+    first, _ = run(tmp_path / "first", COTERIE_BACKEND="", TORCHINDUCTOR_CACHE_DIR=cache)
+    then, _ = run(tmp_path / "then", PATH=without, CXX="", COTERIE_BACKEND="", TORCHINDUCTOR_CACHE_DIR=cache)
+    assert first["steps"]["path"] == then["steps"]["path"] == "replayed"
+    model = "clients/client-1/model.safetensors"
+    assert (tmp_path / "first" / model).read_bytes() == (tmp_path / "then" / model).read_bytes()
 
 
 @compiles

@@ -20,23 +20,28 @@ ABOUT_MORE = {
     "deploy/test_private_sites": "differential privacy at sites",
     "test_benchmarks": "benchmarks/",
     "test_docs": "docs/ and README.md",
+    "test_docstrings": "examples in docstrings",
     "test_environments": "machines without a compiler, a private name or a home",
     "test_examples": "examples/",
     "test_layout": "this folder",
     "test_mkdocs_hooks": "mkdocs_hooks.py and mkdocs.yml",
     "test_many_clients": "benchmarks/many_clients.py",
+    "test_notebooks": "docs/notebooks and .ci/notebooks.py",
     "test_release": "the wheel and the source archive",
     "test_side_effects": "what a run leaves of its host process",
     "test_touched": ".ci/touched.py",
     "cli/test_app": "the command line as a whole",
     "cli/test_silos": "commands on sites' own files",
     "deploy/test_end_to_end": "a federation from its first command to a site's model",
+    "deploy/test_early_stop": "the end of a federation that stops early",
     "deploy/test_equality": "deployment equals simulation",
     "deploy/test_disk": "full disks, damaged files and kills",
     "deploy/test_faults": "sites and servers that die",
     "deploy/test_hostile": "false messages of every kind",
     "deploy/test_soak": "many rounds with many sites",
     "deploy/test_guide": "docs/deploy.md",
+    "compute/test_pace": "learning rates with a schedule in compiled steps",
+    "methods/test_schedules": "every method under a schedule",
     "experiment/take_home/test_silos": "what a site with a file of its own takes home",
     "models/test_models": "every network that has a name",
     "report/test_browser": "the page in a real browser",
@@ -100,3 +105,15 @@ def test_shared_lines_are_found_whatever_stands_between_them() -> None:
     assert shared_lines(["x = 1", *lines[2 : 2 + SHARED_LINES]], lines) == lines[2 : 2 + SHARED_LINES]
     assert not shared_lines(lines[: SHARED_LINES - 1], lines)
     assert not any(line.startswith(("#", "import", "from", '"')) for line in lines)
+
+
+def test_tests_of_one_group_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """Under pytest 9.2, pytest-xdist 3.8 dealt out every test by itself: both processes compiled the same steps."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("tests are not dealt out in groups (pytest -n 2 --dist loadgroup)")
+    items = request.session.items
+    alone = [item for item in items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+    assert not alone, (
+        f"pytest-xdist ignores the groups of {len(alone)} tests under pytest {pytest.__version__}: install the "
+        "versions that pyproject.toml names (`make test` does)"
+    )

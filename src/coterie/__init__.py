@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coterie.core import targets as targets
     from coterie.core import tree as tree
     from coterie.core.errors import ConfigError as ConfigError
     from coterie.core.errors import CoterieError as CoterieError
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
     from coterie.core.optimizers import SGD as SGD
     from coterie.core.optimizers import Adam as Adam
     from coterie.core.optimizers import AdamW as AdamW
+    from coterie.core.optimizers import Optimizer as Optimizer
+    from coterie.core.optimizers import RMSprop as RMSprop
+    from coterie.core.schedules import Schedule as Schedule
     from coterie.core.task import Task as Task
     from coterie.data import Federation as Federation
     from coterie.data import from_clients as from_clients
+    from coterie.engine.samplers import Sampler as Sampler
     from coterie.evaluation import Benefit as Benefit
+    from coterie.evaluation.metrics import metric as metric
     from coterie.experiment.attack import attack as attack
     from coterie.experiment.plan import RunPlan as RunPlan
     from coterie.experiment.plan import plan as plan
@@ -36,12 +42,13 @@ if TYPE_CHECKING:
     from coterie.experiment.take_home.export import export as export
     from coterie.experiment.take_home.load import load as load
     from coterie.experiment.take_home.onboard import onboard as onboard
-    from coterie.experiment.tuning.recommend import Recommendation as Recommendation
     from coterie.experiment.tuning.recommend import recommend as recommend
+    from coterie.experiment.tuning.recommendation import Recommendation as Recommendation
     from coterie.experiment.tuning.tune import Tuning as Tuning
     from coterie.experiment.tuning.tune import compare_tuned as compare_tuned
     from coterie.experiment.tuning.tune import tune as tune
     from coterie.methods import METHODS as METHODS
+    from coterie.models.adapters import lora as lora
 
 __version__ = "0.2.0.dev0"  # the only place: pyproject.toml reads it from here
 
@@ -50,6 +57,10 @@ _WHERE = {
     "SGD": "core.optimizers",
     "Adam": "core.optimizers",
     "AdamW": "core.optimizers",
+    "Optimizer": "core.optimizers",
+    "RMSprop": "core.optimizers",
+    "Schedule": "core.schedules",
+    "Sampler": "engine.samplers",
     "Benefit": "evaluation",
     "Comparison": "experiment.several.comparison",
     "ConfigError": "core.errors",
@@ -58,7 +69,7 @@ _WHERE = {
     "DataError": "core.errors",
     "Federation": "data",
     "Method": "core.method",
-    "Recommendation": "experiment.tuning.recommend",
+    "Recommendation": "experiment.tuning.recommendation",
     "Result": "experiment.result",
     "RunPlan": "experiment.plan",
     "Task": "core.task",
@@ -70,12 +81,15 @@ _WHERE = {
     "export": "experiment.take_home.export",
     "from_clients": "data",
     "load": "experiment.take_home.load",
+    "lora": "models.adapters",
+    "metric": "evaluation.metrics",
     "onboard": "experiment.take_home.onboard",
     "plan": "experiment.plan",
     "prepare": "experiment.setup",
     "recommend": "experiment.tuning.recommend",
     "resume": "experiment.run",
     "run": "experiment.run",
+    "targets": "core",
     "tree": "core",
     "tune": "experiment.tuning.tune",
 }
@@ -86,8 +100,8 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'coterie' has no attribute '{name}'")
-    if name == "tree":
-        return import_module("coterie.core.tree")
+    if _WHERE[name] == "core":
+        return import_module(f"coterie.core.{name}")
     value = getattr(import_module(f"coterie.{_WHERE[name]}"), name)
     globals()[name] = value
     return value

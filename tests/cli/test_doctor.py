@@ -23,6 +23,7 @@ def doctor(*words: str, code: int = 0, **environment: str) -> str:
 
 
 @compiles
+@pytest.mark.xdist_group("doctor compiles")
 def test_the_fast_path_is_tried() -> None:
     told = json.loads(doctor("--json"))
     assert told["fast path"]["path"] == "replayed"
@@ -45,6 +46,7 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @compiles
+@pytest.mark.xdist_group("doctor compiles")
 def test_wrong_results_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     right = module._train
     monkeypatch.setattr(module, "_train", lambda backend: right(backend) + isinstance(backend, module.Compiled))

@@ -1,3 +1,4 @@
+from coterie.cli.flags import ONCE_FOR_EACH
 from coterie.core.optimizers import OPTIMIZERS
 from coterie.experiment.config import TABLES, Config
 from tests.cli.commands import cli
@@ -8,7 +9,7 @@ def test_help_lists_every_setting():
     plain = " ".join(told.split())
     for name, field in Config.model_fields.items():
         if name not in TABLES:
-            assert f"--{name.replace('_', '-')} " in told
+            assert f"{ONCE_FOR_EACH.get(name, '--' + name.replace('_', '-'))} " in told
             assert " ".join(field.description.split()) in plain
     assert "--no-reference" in told
     assert "--compile / --no-compile" in told

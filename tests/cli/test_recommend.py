@@ -9,7 +9,7 @@ from coterie.cli.recommend_words import sentences
 from coterie.core.toml import read_toml
 from coterie.experiment.tuning.choice import Choice
 from coterie.experiment.tuning.evidence import Difference
-from coterie.experiment.tuning.recommend import Cost, Look, Recommendation
+from coterie.experiment.tuning.recommendation import Cost, Look, Recommendation
 from tests.cli.commands import TINY, cli
 
 SHORT = (*TINY, "--rounds", "2", "--trials", "2", "--folds", "2", "--methods", "fedavg")
@@ -32,6 +32,7 @@ def test_it_describes_the_sites_and_says_what_to_use(found):
     assert f"Recommended: {told['method']}." in result.output
     assert "The run's test examples were not looked at." in result.output
     assert f"{100 * told['choice']['scores']['fedavg']:.1f}" in result.output
+    assert not (out / "report.html").exists(), "--no-report"
 
 
 def test_run_and_flower_take_what_it_wrote(found):

@@ -12,13 +12,41 @@ from coterie.compute.inference import faster_inference
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(64, 256, 16), (63, 256, 16), (100, 784, 10), (100, 784, 17)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(64, 256, 16), (63, 256, 16), (100, 784, 10), (100, 784, 17), (220, 784, 100)]
+)
 def test_linear_layers_agree(rows: int, inputs: int, outputs: int, bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, inputs)
     with faster_inference():
         found = layer(x)
     torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_only_large_layers_are_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COTERIE_BACKEND", raising=False)
+    left: list[torch.Size] = []
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *_: object) -> Tensor:
+        left.append(x.shape)
+        return torch.zeros(len(x), len(weight))
+
+    monkeypatch.setattr(inference.torch_private, "onednn_linear", lambda: linear)
+    rows, weight = inference.MIN_ONEDNN_PRODUCTS // (256 * 64), torch.ones(64, 256)
+    x = torch.ones(rows, 256)
+    with faster_inference():
+        F.linear(x, weight)
+        assert left == [x.shape]
+        F.linear(x[1:], weight)
+        F.linear(x.double(), weight.double())
+        F.linear(x[None], weight)
+        trained = weight.clone().requires_grad_()
+        F.linear(x, trained).sum().backward()  # oneDNN's layer has no derivative
+        assert left == [x.shape]
+    assert trained.grad is not None
+    monkeypatch.setattr(inference.torch_private, "onednn_linear", lambda: None)  # as in another version of PyTorch
+    with faster_inference():
+        torch.testing.assert_close(F.linear(x, weight), torch.full((rows, 64), 256.0))
 
 
 def test_networks_agree() -> None:

@@ -35,6 +35,26 @@ def test_repeated_epochs_come_one_after_the_other():
     assert twice.count == batches().count
 
 
+def test_paces_go_with_their_minibatches():
+    """And what only adds up over examples has none."""
+    paced = batches()._replace(pace=torch.arange(6.0).reshape(2, 3))
+    assert float(paced.total_pace()) == 0 + 1 + 3 + 4
+    assert float(paced.top_pace()) == 4
+    assert int(batches().total_pace()) == 4
+    assert batches().top_pace() == 1
+    assert float(paced.first_steps(3).total_pace()) == 0 + 1 + 3
+    assert paced.epoch(1).pace.tolist() == [[3, 4, 5]]
+    assert paced.repeated(2).pace[:, 0].tolist() == [0, 3, 0, 3]
+    assert paced.repeated_with_new_keys(2).pace[:, 0].tolist() == [0, 0, 3, 3]
+    pairs = paced.paired()
+    assert pairs.pace[0, pairs.mask[0].any(-1)].tolist() == [0, 1, 3, 4]
+    assert paced.whole(4).pace.tolist() == [[0], [3]]
+    assert paced.merged(4).pace == ()
+    assert float(paced.batch().pace) == 0
+    first, second = Batch(*[torch.arange(4.0)] * 3, torch.tensor(7), torch.tensor(0.5)).halves()
+    assert first.pace == second.pace == 0.5
+
+
 def test_first_counts_the_clients_own_minibatches():
     used = batches().first_steps(3).mask.any(-1)
     assert used.tolist() == [[True, True, False], [True, False, False]]

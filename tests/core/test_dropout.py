@@ -119,15 +119,6 @@ def test_a_task_drops_in_training_only() -> None:
     assert loss != task.losses(params, x, y).mean()
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x)[0].mean(1)
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +130,7 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize(
     "module",
-    [nn.Sequential(nn.Flatten(), nn.Linear(30, 6), nn.AlphaDropout(0.5)), Attention(), Recurrent()],
+    [nn.Sequential(nn.Flatten(), nn.Linear(30, 6), nn.AlphaDropout(0.5)), Recurrent()],
     ids=lambda module: type(module).__name__,
 )
 def test_layers_with_randomness_of_their_own_run_one_client_at_a_time(module: nn.Module) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from coterie.core import tree
 from coterie.core.batches import Batch, Batches
-from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, with_lr, without_lr
+from coterie.core.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, RMSprop
 from coterie.core.task import Task
 from coterie.core.training import envelope_step, mean_loss, minimise, quadratic_penalty, train
 from coterie.core.tree import Params
+from coterie.core.wrapped import with_lr, without_lr
 
 
 def batches_of(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None = None) -> Batches:
@@ -50,6 +51,8 @@ def network() -> nn.Sequential:
         (Adam, torch.optim.Adam, {"lr": 0.02, "beta1": 0.0, "beta2": 0.9, "eps": 1e-3}),
         (AdamW, torch.optim.AdamW, {"lr": 0.02}),
         (AdamW, torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.5}),
+        (RMSprop, torch.optim.RMSprop, {"lr": 0.02, "eps": 1e-4}),
+        (RMSprop, torch.optim.RMSprop, {"lr": 0.02, "beta2": 0.8, "momentum": 0.5, "weight_decay": 0.1, "eps": 1e-4}),
     ],
 )
 @pytest.mark.parametrize("steps", [1, 2, 20])
@@ -60,7 +63,9 @@ def test_optimisers_take_the_steps_of_pytorch(
     task = Task(module)
     params, loss = train(task, ours(**options), task.init(), data)
 
-    betas = {"betas": (options["beta1"], options["beta2"])} if "beta1" in options else {}
+    betas: dict[str, Any] = {"betas": (options["beta1"], options["beta2"])} if "beta1" in options else {}
+    if ours is RMSprop:
+        betas = {"alpha": options.get("beta2", 0.99)}
     plain = {name: value for name, value in options.items() if not name.startswith("beta")}
     optimizer: Any = theirs(module.train().parameters(), **plain, **betas)
     losses = []
@@ -229,7 +234,7 @@ def test_an_optimizer_may_have_nothing_to_train(optimizer):
     assert optimizer.update({}, optimizer.init({}), {})[0] == {}
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.3, momentum=0.5), Adam(0.02), AdamW(0.04)])
+@pytest.mark.parametrize("optimizer", [SGD(0.3, momentum=0.5), Adam(0.02), AdamW(0.04), RMSprop(0.05)])
 def test_runs_that_differ_in_the_step_size_only_share_their_step(optimizer):
     """The step size is taken out as a number of the parameters' type, and put back inside the step."""
     params = {"w": torch.zeros(2, dtype=torch.float64)}

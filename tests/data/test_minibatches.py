@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.schedules import Cosine, Pacing
 from coterie.data import Federation, Split
 from coterie.data.minibatches import Plan, draw, pad_positions
 
@@ -128,3 +129,18 @@ def test_withheld_examples_count_their_class_weights():
     drawn = draw(replace(data, weights=weights), [0], Plan(4, withheld=0.3), seed=0, purpose="t", round=1).withheld
     plain = draw(data, [0], Plan(4, withheld=0.3), seed=0, purpose="t", round=1).withheld
     assert torch.equal(drawn.mask, plain.mask * weights[plain.index])
+
+
+def test_each_minibatch_has_the_pace_of_its_own_step():
+    """Of 2 epochs of 3 and of 1 minibatches: 6 steps and 2, each at its share of the round; 1 for padding."""
+    pacing = Pacing(Cosine(per="step"), 10)
+    data, plan = federation([12, 4]), Plan(batch_size=4, epochs=2, pacing=pacing)
+    drawn = draw(data, [0, 1], plan, seed=0, purpose="minibatches", round=3)
+    np.testing.assert_array_equal(drawn.pace[0].numpy().ravel(), pacing.paces(3, 6))
+    np.testing.assert_array_equal(drawn.pace[1, :, 0].numpy(), pacing.paces(3, 2))
+    assert bool((drawn.pace[1, :, 1:] == 1).all())
+    alone = draw(data, [1], plan, seed=0, purpose="minibatches", round=3)
+    np.testing.assert_array_equal(alone.pace[0, :, 0].numpy(), drawn.pace[1, :, 0].numpy())
+    steps = draw(data, [0, 1], replace(plan, steps=5), seed=0, purpose="minibatches", round=3).pace
+    np.testing.assert_array_equal(steps.numpy(), np.tile(pacing.paces(3, 5), (2, 1, 1)))
+    assert draw(data, [0], replace(plan, pacing=None), seed=0, purpose="minibatches", round=3).pace == ()

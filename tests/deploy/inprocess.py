@@ -170,7 +170,7 @@ def simulate(setup, rounds: int = 3, absent: dict[int, set[str]] | None = None) 
         config.seed,
         place=place,
     )
-    sim.heard = config.clients_heard
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     sampled = sim.sample
     sim.sample = lambda round: [i for i in sampled(round) if names[i] not in (absent or {}).get(round, ())]
     for number in range(1, rounds + 1):

@@ -49,6 +49,33 @@ def test_a_robust_server_is_the_simulators_bits(tmp_path):
     assert not same(plain.state.server, sim.state.server)
 
 
+TRAINING = {
+    "schedule": "warmup:rounds=1:then=cosine:per=step",
+    "clip_gradient": 0.5,
+    "sampler": "by-size",
+    "server_optimizer": "fedadam:lr=0.05",
+}
+
+
+@pytest.mark.parametrize("topology", ["server", "ring"])
+def test_schedule_sampler_and_server_optimizer_are_the_simulators_bits(topology, tmp_path):
+    """Training alone has the schedule, too; peers keep the memory of the server's optimiser with their copies."""
+    setup, server, queue = make("fedprox", tmp_path, clients_per_round=3, topology=topology, **TRAINING)
+    book = ledger()
+    result, whole = server.run(book), run_setup(setup, None)
+    for ours, theirs in ((result, whole), (result.reference, whole.reference)):
+        for one, other in zip(ours.rounds, theirs.rounds, strict=True):
+            assert {key: one[key] for key in METRICS[:4]} == {key: other[key] for key in METRICS[:4]}
+    sim = simulate(setup)
+    if topology == "server":
+        kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
+        assert same(kept.server, sim.state.server)
+        assert any(float(leaf.abs().max()) > 0 for leaf in tree.leaves(kept.server.state))
+    else:
+        assert same(private(queue, book, "a").copy, tree.rows(sim.state.server, 0))
+    assert (server.out / "config.toml").read_text().count("fedadam:lr=0.05:beta1") == 1
+
+
 @pytest.mark.parametrize("method", ["fedmap", "ditto"])
 def test_the_run_folder_is_a_simulations(method, tmp_path, monkeypatch):
     setup, server, _ = make(method, tmp_path, clients_per_round=3, report=True)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.core import tree
-from coterie.deploy import guard, messages, peer_mail, wire
+from coterie.deploy import guard, messages, peer_mail, site_trials, wire
 from coterie.deploy.delivery import Delivery
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import Refused
@@ -282,3 +282,16 @@ def test_a_body_of_anything_is_decoded_or_refused(noise, draw):
         except Refused:
             continue
         assert [leaf.shape for leaf in tree.leaves(found)] == [leaf.shape for leaf in tree.leaves(like)]
+
+
+@pytest.mark.parametrize("name", ["os:system", "tests.methods.test_named:Signs", "sgd:lr=0.1"])
+def test_a_server_does_not_say_what_a_site_imports(name, tmp_path):
+    """In a search, a server names a method and an optimiser: of the library's own, or the one the site has."""
+    site = make("fedavg", tmp_path)[2].sites["a"]
+    about = {"id": "x", "hyper": {}, "base": 0, "step": 1, "train": True, "evaluate": False}
+    for trial in (
+        messages.Trial(method="fedavg", optimizer={"name": name}, **about),
+        messages.Trial(method="fedprox", optimizer={"name": name, "lr": 0.1}, **about),
+    ):
+        with pytest.raises(Refused, match=f"there is no optimizer '{name}'"):
+            site_trials._workbench(site, trial, None, None)

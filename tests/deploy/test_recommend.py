@@ -24,7 +24,8 @@ from coterie.deploy.settings import Deploy
 from coterie.deploy.site import Site, one_client
 from coterie.deploy.store import Store
 from coterie.experiment.setup import prepare
-from coterie.experiment.tuning.recommend import Recommendation, read_recommendation, recommend
+from coterie.experiment.tuning.recommend import recommend
+from coterie.experiment.tuning.recommendation import Recommendation, read_recommendation
 from tests.experiment.tuning.kit import federation
 
 from .inprocess import IDENTITIES, Queue, forged
@@ -116,6 +117,7 @@ def test_what_is_written_can_be_read_and_run(found: tuple[Recommendation, Server
     }
     assert ours.settings["method"] == ours.method
     assert Ledger.load(server.out).finished
+    assert f"Recommended: {ours.method}" in (server.out / "report.html").read_text()
 
 
 def test_only_models_and_scores_leave_a_site(found: tuple[Recommendation, Server, Queue]) -> None:
@@ -242,7 +244,9 @@ def test_real_processes_recommend_the_same(tmp_path: Path) -> None:
         folds=2,
         lr=0.05,
         optimizer=setup.config.optimizer["name"],
+        local_epochs=setup.config.local_epochs,  # that of the data set, whose name a federation does not tell
         **how,
     )
     assert told.method == here.method
+    assert (tmp_path / "run" / "report.html").exists()
     assert not differences(told.choice.scores, here.choice.scores)

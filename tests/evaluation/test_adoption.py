@@ -85,11 +85,11 @@ def test_a_regression_is_compared_by_squared_errors():
 
 def test_the_average_is_of_probabilities_or_of_outputs():
     a, b = torch.randn(2, 5, 3)
-    both = average(a, b, regression=False).softmax(1)
+    both = average(TASK.target, a, b).softmax(1)
     torch.testing.assert_close(both, (a.softmax(1) + b.softmax(1)) / 2)
-    torch.testing.assert_close(average(a, b, regression=True), (a + b) / 2)
+    torch.testing.assert_close(average(REGRESSION.target, a, b), (a + b) / 2)
     y = torch.tensor([0, 1, 2, 0, 1])
-    losses = [F.cross_entropy(each, y) for each in (average(a, b, regression=False), a, b)]
+    losses = [F.cross_entropy(each, y) for each in (average(TASK.target, a, b), a, b)]
     assert losses[0] <= (losses[1] + losses[2]) / 2
 
 

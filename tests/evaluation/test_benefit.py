@@ -19,8 +19,8 @@ from coterie.evaluation.benefit import (
     verdict_of,
     with_current_verdicts,
 )
-from coterie.evaluation.bootstrap import statistic
 from coterie.evaluation.predictions import check_same_data
+from coterie.evaluation.scoring import statistic
 
 TASK = Task(nn.Linear(2, 2), num_classes=2)
 

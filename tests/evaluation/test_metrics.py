@@ -16,7 +16,9 @@ from torch import nn
 
 from coterie.core.task import Task
 from coterie.evaluation import score
-from coterie.evaluation.metrics import BETTER, BINS, METRICS, RANGES, average, mean, with_one_nan
+from coterie.evaluation.kinds.classes import BINS
+from coterie.evaluation.metrics import KNOWN, average, mean, with_one_nan
+from tests.evaluation.test_bootstrap import some
 
 
 def calibration_error(probability, y):
@@ -30,21 +32,19 @@ def calibration_error(probability, y):
     return total
 
 
-def test_every_metric_is_known_and_has_a_direction():
-    for names in METRICS.values():
-        assert set(names) <= set(BETTER)
-
-
 def test_every_metric_has_a_range_that_its_values_keep():
     draw = torch.Generator().manual_seed(0)
     outputs, y = torch.randn(400, 3, generator=draw) * 30, torch.randint(3, (400,), generator=draw)
     owner = torch.arange(40).repeat_interleave(10)
     found = score(Task(nn.Linear(2, 3), num_classes=3), outputs, y, owner, 40)
     found |= score(Task(nn.Linear(2, 1), kind="regression"), outputs[:, :1] * 1e6, outputs[:, 1:2], owner, 40)
-    assert found.keys() == RANGES.keys()
+    for kind in ("multilabel", "ordinal", "survival"):
+        task, one = some(kind)
+        found |= score(task, *one, 1)
+    assert found.keys() == KNOWN.keys()
     for name, values in found.items():
         known = values[~np.isnan(values)]
-        assert ((RANGES[name][0] <= known) & (known <= RANGES[name][1])).all(), name
+        assert ((KNOWN[name].low <= known) & (known <= KNOWN[name].high)).all(), name
 
 
 def test_one_client_cannot_move_the_trimmed_mean_beyond_the_others():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.core.decode import Decode
 from coterie.core.task import Task
 from coterie.data.federation import from_clients
 from coterie.data.minibatches import Plan
@@ -91,3 +92,13 @@ def test_work_is_counted_not_timed(monkeypatch):
     assert examples.fits()
     monkeypatch.setattr("coterie.experiment.scored_examples.EVALUATION_BYTES", 6 * 4 * number - 1)
     assert not examples.fits()
+
+
+def test_inputs_are_decoded_once_for_all_runs_on_a_federation():
+    federation = simulation("fedavg").federation
+    task = Task(nn.Linear(6, 3), num_classes=3)
+    first = Examples(federation, task).x
+    assert Examples(federation, task).x is first
+    other = Task(nn.Linear(6, 3), num_classes=3, decode=Decode((0.5,), (2.0,)))
+    assert Examples(federation, other).x is not first, "another decoding"
+    assert copy.copy(federation).kept == {}, "a copy has other examples"

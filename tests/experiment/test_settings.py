@@ -15,7 +15,7 @@ from coterie.engine import Engine
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.settings import find_setting, over, settings
 from coterie.experiment.setup import prepare
-from coterie.experiment.several.compare import prepare_trials
+from coterie.experiment.several.trials import prepare_trials
 from coterie.experiment.simulation import Simulation
 from coterie.methods import Local
 from coterie.models import MODELS

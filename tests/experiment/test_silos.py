@@ -9,7 +9,7 @@ from coterie.core.errors import CheckpointError, ConfigError
 from coterie.core.toml import read_toml
 from coterie.data.tables.silos import apply_preprocessing, read_like
 from coterie.experiment.setup import prepare
-from coterie.experiment.silos import find_files
+from coterie.experiment.silos import find_files, misuses
 from tests.data.tables.test_silos import sites
 
 HOW = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_epochs": 1}
@@ -106,3 +106,16 @@ def test_wrong_combinations_are_told_at_once(tmp_path, monkeypatch, settings, wo
 def test_own_data_and_silos_exclude_each_other(tmp_path):
     with pytest.raises(ConfigError, match="give data or silos, not both"):
         coterie.run("fedavg", [(torch.zeros(9, 2), torch.zeros(9).long())], silos=list(sites(tmp_path)), target="sick")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"schema": "s.toml", "task": "survival"}, "give task or schema, not both"),
+        ({"target": "a", "regression": True, "task": "ordinal"}, "regression is short for task = 'regression'"),
+        ({"target": "a", "levels": ["x", "y"]}, "levels are for task = 'ordinal'"),
+        ({"target": "a,b", "task": "cox", "horizons": [1.0]}, "horizons are for task = 'survival'"),
+    ],
+)
+def test_settings_of_a_task_that_exclude_each_other(given, words):
+    assert any(words in problem for problem in misuses({"silos": ["a.csv"], **given}))

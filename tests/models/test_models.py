@@ -87,6 +87,9 @@ MNIST, CIFAR, OFFICE, TWEET = (1, 28, 28), (3, 32, 32), (3, 224, 224), (25, 50)
         ),
         ("lstm:vocabulary=30:dim=8:hidden=4:layers=1:wide=6", (25,), 2,
          30 * 8 + 2 * 4 * 4 * (8 + 4 + 2) + full(16, 6) + full(6, 2)),
+        # Embeddings; four projections, two norms of a weight and a bias, two layers; a norm and the head.
+        ("transformer:vocabulary=30:dim=8:heads=2:layers=3:hidden=10", (25,), 4,
+         30 * 8 + 3 * (4 * full(8, 8) + 2 * 16 + full(8, 10) + full(10, 8)) + 16 + full(8, 4)),
     ],
 )  # fmt: skip
 def test_parameters_are_those_of_the_papers_layer_table(name, shape, outputs, expected):
@@ -105,6 +108,7 @@ TINY = {
     "alexnet-bn": ("alexnet-bn:width=4", (1, 63, 63)),
     "resnet18": ("resnet18:width=2", (1, 8, 8)),
     "lstm": ("lstm:hidden=3:wide=5", (4, 3)),
+    "transformer": ("transformer:dim=4:heads=1:layers=1:hidden=3", (4, 3)),
 }
 
 

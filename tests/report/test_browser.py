@@ -1,9 +1,13 @@
 """The report in a real Chromium; `make test-browser` installs what this needs."""
 
 import importlib.util
+import json
 import shutil
+import subprocess
+import tarfile
 
 import pytest
+import torch
 
 import coterie
 from coterie.report import write, write_figures
@@ -20,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: `make test-browser` installs it, or says how"),
     pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="no playwright: `make test-browser`"),
 ]
+AXE = "axe-core@4.14.1"  # checks a page's accessibility; npm fetches it, since it is no part of the project
 DESK, PHONE = {"width": 1180, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -175,7 +180,19 @@ CONTRAST = """(selector) => {
     });
 }"""
 TEXTS = (
-    *("#verdict", "h1", "h3", ".subtitle", "figcaption", "td", "th button", ".tile dd", ".tile p", "nav a", "button"),
+    *(
+        "#verdict",
+        "h1",
+        "h3",
+        ".subtitle",
+        "figcaption",
+        "td",
+        "th button",
+        ".tile dd",
+        ".tile .beside",
+        "nav a",
+        "button",
+    ),
     *(".xtick text", ".ytick text", ".xtitle", ".legendtext", ".annotation-text"),
 )
 
@@ -202,6 +219,111 @@ def test_the_button_changes_the_theme_of_page_and_figures(visit):
     assert page.locator("#theme").inner_text() == "Light"
     assert_legible(page)
     assert page.troubles == []
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """The script of axe-core."""
+    if shutil.which("npm") is None:
+        pytest.skip("no npm here, which fetches axe-core")
+    folder = tmp_path_factory.mktemp("axe")
+    got = subprocess.run(["npm", "pack", AXE], cwd=folder, capture_output=True, text=True, timeout=120)
+    if got.returncode:
+        pytest.skip(f"npm could not fetch {AXE}: {got.stderr.strip()[-300:]}")
+    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+        script = archive.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["fedamp", "compared"])
+def test_axe_finds_nothing(visit, axe, name, scheme):
+    page = visit(name, scheme)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    assert len(found["passes"]) > 15
+    assert [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in found["violations"]] == []
+
+
+def test_the_keyboard_reaches_and_works_everything(visit):
+    page = visit("fedamp")
+    wanted = page.locator("a, button, input, select, .scroll").count()
+    reached = set()
+    for _ in range(3 * wanted):
+        page.keyboard.press("Tab")
+        mark = "(() => { const e = document.activeElement; return e.dataset.at ??= Math.random(); })()"
+        reached.add(page.evaluate(mark))
+        if len(reached) > wanted:  # the page itself, after the last
+            break
+    assert len(reached) >= wanted
+    page.locator('[data-table="clients"] th:nth-child(2) button').focus()
+    page.keyboard.press("Enter")
+    assert page.locator('[data-table="clients"] th:nth-child(2)').get_attribute("aria-sort") == "ascending"
+    page.locator('input[data-control="collaboration"]').focus()
+    page.keyboard.press("Home")
+    page.wait_for_timeout(200)
+    assert page.locator('input[data-control="graph"]').input_value() == "0"
+    page.locator("#theme").focus()
+    page.keyboard.press("Space")
+    page.wait_for_selector('html[data-drawn="dark"]', timeout=60_000)
+
+
+PAPER = 688  # pixels of A4 between margins of 14 mm
+ON_PAPER = """window.addEventListener("beforeprint", () => {
+    const plots = [...document.querySelectorAll(".plot svg.main-svg")];
+    const card = (plot) => plot.closest(".half") ? 0.5 : 1;
+    window.printed = { widths: plots.map((plot) => [plot.clientWidth, card(plot)]) };
+    window.printed.ink = getComputedStyle(document.querySelector(".plot .xtick text")).fill;
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_is_light_and_holds_every_figure(visit, scheme):
+    page = visit("fedamp", scheme)
+    width = "document.querySelector('[data-figure=gain] svg.main-svg').clientWidth"
+    before = page.evaluate(width)
+    page.evaluate(ON_PAPER)
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    printed = page.evaluate("window.printed")
+    assert len(printed["widths"]) >= 8
+    assert all(PAPER * share / 2 < width <= PAPER * share - 38 for width, share in printed["widths"])
+    assert printed["ink"] == "rgb(86, 97, 110)"  # the light page's, on a dark one too
+    page.wait_for_selector(f'html[data-drawn="{scheme}"]', timeout=60_000)
+    assert page.evaluate(width) == before
+    assert page.troubles == []
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """The report of a run with 500 clients, ten rounds and a matrix of who learns from whom."""
+    draw = torch.Generator().manual_seed(0)
+    data = {}
+    for k in range(500):
+        x = torch.randn(20, 6, generator=draw)
+        data[f"site {k}"] = (x, (x[:, :4] * (1 if k % 2 else -1)).argmax(1))
+    folder = tmp_path_factory.mktemp("many") / "run"
+    run(folder, "fedamp", data, engine="stacked", rounds=10)
+    add_benefit(folder)
+    return write(folder)
+
+
+def test_it_opens_in_two_seconds_with_500_clients(browser, many):
+    """Of the processor's time, so that it does not depend on what else the machine does: page and first figures."""
+    assert many.stat().st_size < 6_000_000
+    page = browser.new_context(viewport=DESK).new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(many.as_uri())
+    while not page.evaluate("performance.getEntriesByName('coterie-screen-drawn').length"):
+        page.wait_for_timeout(50)
+    worked = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    print(f"{worked['TaskDuration']:.2f} s of the processor until all figures on the screen were drawn")
+    assert 0.05 < worked["TaskDuration"] < 2, json.dumps(worked)
+    assert page.locator('[data-figure="gain"] svg.main-svg').count()
+    page.wait_for_selector("html[data-drawn]", timeout=60_000)
+    assert page.locator('[data-table="clients"] tbody tr').count() == 500
+    page.context.close()
 
 
 def test_figures_are_written_as_images(reports, tmp_path):

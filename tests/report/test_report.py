@@ -169,7 +169,10 @@ def test_metrics_that_are_null_leave_gaps(copied):
     (copied / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
     curves = next(p for p in make([copied]).pictures if p.name == "curves")
     state = next(state for state in curves.states if state.label == "AUROC (%)")
-    assert np.isnan(np.array(state.traces[0]["y"], dtype=float)).all()
+    each = np.array(state.traces[0]["y"]).reshape(6, -1)  # a client's values, and the gap after them
+    assert np.isnan(each).all(1).tolist() == [True, False, True, False, False, False]
+    assert np.allclose(each[1, :-1], 50)
+    assert np.isnan(each[:, -1]).all()
     assert np.allclose(np.array(state.traces[-1]["y"], dtype=float), 100 * 2.9 / 4)
     assert "NaN" not in re.sub(r'<script type="text/plain".*', "", render(make([copied])))
 

@@ -19,9 +19,12 @@ from tests.marks import compiles
 
 FOLDER = Path(coterie.__file__).parent / "methods"
 COMPILING = (10, 11, 12)
-# Their steps unroll several gradients. What BatchNorm and dropout make of these takes minutes to compile: `make test`
-# compiles them for a network without, and `make test-all` for one with both.
+# Their steps unroll several gradients. What BatchNorm and dropout make of these takes minutes to compile.
 LARGE = ("pfedbred", "pfedme")
+# These take FedAvg's very step and no other: `make test` compiles it for a network with BatchNorm and dropout, once for
+# all of them. The others' own steps are compiled for a network without, in half the time. `make test-all` compiles
+# every method's for both.
+FEDAVGS_STEP = ("local", "fedavg", "fedavg-ft", "fedbn", "lg-fedavg", "clustered-fl")
 # Their steps are not compiled: they say so themselves (`scan(compiles=False)`).
 AS_THEY_ARE = ("pfedgp",)
 # Methods that have a step in common are tested in the same process, which compiles it once. Ditto, for instance, takes
@@ -29,9 +32,8 @@ AS_THEY_ARE = ("pfedgp",)
 SHARED = {
     **dict.fromkeys(("local", "fedavg-ft", "fedbn", "fedper", "lg-fedavg", "ifca", "clustered-fl", "fedala"), "fedavg"),
     **dict.fromkeys(("fedep-ft", "fedpa-ft", "qlsd-ft", "per-fedavg", "fedprox", "fedprox-ft", "ditto"), "fedavg"),
-    **dict.fromkeys(("fedbabu", "fedrep", "fedpac", "fedfomo", "fedmap", "federico"), "fedavg"),
+    **dict.fromkeys(("fedbabu", "fedrep", "fedpac", "fedfomo", "fedmap", "fedamp", "heurfedamp", "federico"), "fedavg"),
     "fedproto": "pfedvmp",
-    "heurfedamp": "fedamp",
 }
 
 
@@ -62,9 +64,17 @@ def test_law_4_every_option_changes_the_result(method):
     testing.options_change_the_result(METHODS[method]())
 
 
-@pytest.mark.parametrize("method", [pytest.param(name, marks=in_one_process(name)) for name in METHODS])
-def test_laws_of_compiled_steps(method):
-    words = [testing.LAWS[law].test(METHODS[method](), norm=method not in LARGE) for law in COMPILING]
+def networks(name):
+    """(method, whether the network has BatchNorm and dropout): one network in `make test`, both in `make test-all`."""
+    own, first = in_one_process(name), name in FEDAVGS_STEP
+    yield pytest.param(name, first, marks=own, id=name)
+    if name not in LARGE:
+        yield pytest.param(name, not first, marks=[own, pytest.mark.slow], id=f"{name}-the-other-network")
+
+
+@pytest.mark.parametrize(("method", "norm"), [each for name in METHODS for each in networks(name)])
+def test_laws_of_compiled_steps(method, norm):
+    words = [testing.LAWS[law].test(METHODS[method](), norm=norm) for law in COMPILING]
     if method in AS_THEY_ARE and unavailable() is None:
         assert words[1].startswith(f"threads were left out: {testing.REFUSED} ({AS_IT_IS})")
         assert words[-1].startswith(testing.REFUSED)
@@ -81,7 +91,7 @@ def test_steps_that_are_not_compiled_are_noticed(monkeypatch):
 
     monkeypatch.setattr("coterie.compute.compiled.compile_graph", refuse)
     monkeypatch.setattr("coterie.compute.compiled._compiled", {})
-    assert testing.engines_agree(testing.plain(METHODS["fedavg"]()), testing.ROUNDING) == testing.REFUSED
+    assert testing.engines_agree(testing.plain(METHODS["fedavg"]()), testing.ROUNDING, norm=False) == testing.REFUSED
     (row,) = testing.check(METHODS["fedavg"](), only=(11,))
     assert row.words == f"threads were left out: {testing.REFUSED} (no)"
 
@@ -140,18 +150,37 @@ def test_every_context_and_option_obeys_the_twelfth_law(method):
             assert (words == testing.REFUSED) == (method in AS_THEY_ARE)
 
 
+def own_variants(method):
+    """The method's variants by its own options, and whether an option has no number by default, or 0.
+
+    Another word, or a term that is there at all, takes other lines of the method. Another number takes the same ones.
+    """
+    plain = testing.plain(METHODS[method]())
+    for name, variant in testing.variants(plain):
+        option = name.split(" = ")[0]
+        if option in {hyper.name for hyper in hyper_parameters(METHODS[method])}:
+            value = getattr(plain, option)
+            yield variant, isinstance(value, bool | str) or not value
+
+
 LONG = ("fedmap", "federico", "pfedbred")  # so many options that they are left to `make test-all`
+CHOOSING = [name for name in METHODS if name not in LONG and any(other for _, other in own_variants(name))]
 
 
 @pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")  # an extreme value may deserve one
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in METHODS]
-)
-def test_every_option_obeys_the_first_law(method):
-    own = {hyper.name for hyper in hyper_parameters(METHODS[method])}
-    for name, variant in testing.variants(testing.plain(METHODS[method]())):
-        if name.split(" = ")[0] in own:
+@pytest.mark.parametrize("method", CHOOSING)
+def test_every_choice_obeys_the_first_law(method):
+    for variant, other_lines in own_variants(method):
+        if other_lines:
             testing.stacking_changes_nothing(variant, testing.ROUNDING)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::coterie.CoterieWarning")  # an extreme value may deserve one
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_obeys_the_first_law(method):
+    for variant, _ in own_variants(method):
+        testing.stacking_changes_nothing(variant, testing.ROUNDING)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -17,6 +17,8 @@ SENDS_BUFFERS |= {"fedprox-ft", "moon", "fedpa-ft", "fedrod", "fedpac", "ifca", 
 SENDS_BUFFERS |= {"apfl", "fedala", "fedcp", "gpfl", "fedfomo", "fedep-ft", "qlsd-ft"}
 # FedeRiCo's steps and its own model hold everything: what goes to others is another matter than what goes to a server.
 CHECKED = [name for name in METHODS if name != "federico"]
+# In one process with the other test file that looks at messages, and the costs of all methods: each is found once.
+pytestmark = pytest.mark.xdist_group("what methods send")
 
 
 def names(message):
@@ -40,7 +42,7 @@ def test_nobody_sends_frozen_weights_or_counts_of_minibatches(method):
 def test_the_server_keeps_its_model_whole(method):
     """What is not sent up is the server's own: what it sends down has the same names before and after a round."""
     cls = METHODS[method]
-    sim = testing.simulate(cls(), rounds=2)
+    sim = testing.simulate(cls(), testing.STACKED, rounds=2)
     ids = torch.arange(len(testing.SIZES))
     first = testing.simulate(cls(), rounds=0)
     sent = [sim.method.dispatch(each.state.server, ids, torch.Generator()) for each in (first, sim)]

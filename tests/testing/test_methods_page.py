@@ -10,6 +10,8 @@ from coterie.testing.methods_page import COMMAND, PAGE, SIZES, card, cost, equat
 from tests.places import ROOT
 
 PARAMETERS = 784 * 100 + 100 + 100 * 10 + 10
+# In one process with the other test file that looks at messages, and the costs of all methods: each is found once.
+pytestmark = pytest.mark.xdist_group("what methods send")
 
 
 def test_the_page_is_up_to_date() -> None:

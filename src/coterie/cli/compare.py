@@ -18,8 +18,9 @@ from coterie.cli.tables import print_comparison
 from coterie.cli.tune_tables import chosen_table, importance_lines, plan_lines
 from coterie.core.errors import ConfigError
 from coterie.experiment.config import default_out
-from coterie.experiment.several.compare import prepare_trials, run_trials
+from coterie.experiment.several.compare import run_trials
 from coterie.experiment.several.compare_runs import compare_runs
+from coterie.experiment.several.trials import prepare_trials
 from coterie.experiment.tuning.tune import TUNING, first_seed, given_names, run_tuning, searches_of, tuned
 
 METHODS = "local,fedavg,fedmap"

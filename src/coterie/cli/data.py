@@ -13,6 +13,7 @@ from coterie.cli.console import say, show, stdout
 from coterie.cli.data_get import data_get
 from coterie.cli.data_show import data_settings, data_show
 from coterie.cli.flags import format_default
+from coterie.core.extensions import about_entry, added
 from coterie.data import SOURCES, Source
 from coterie.data.download.catalogue import DOWNLOADS
 from coterie.models import MODELS, options_of
@@ -35,6 +36,8 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
         facts = source.facts
         cells = (facts.size, facts.classes, facts.licence, facts.origin)
         sets.add_row(name, source.about, *cells, _availability(source, data_dir))
+    for name, entry in added("data source").items():
+        sets.add_row(*about_entry("data source", name, entry), "", "", "", "", "yes")
     show(console, sets)
     say(
         console,
@@ -52,7 +55,8 @@ def data(ctx: typer.Context, data_dir: DataDir = None) -> None:
     say(console, "Published experiments (--setting) and partitions (--partition): coterie data settings.")
     say(
         console,
-        "Your own data: --silos a.csv b.csv --target COLUMN, --data FILE.npz, --data FOLDER/ (images or LEAF).",
+        "Your own data: --silos a.csv b.csv --target COLUMN, --data FILE.npz, --data FOLDER/ (images or LEAF), "
+        "--data package.module:function.",
         "dim",
     )
 

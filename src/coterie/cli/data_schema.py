@@ -12,8 +12,9 @@ from coterie.cli.console import say, show, stdout
 from coterie.cli.errors import report_errors
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.data.tables.reading import MISSING, Table
-from coterie.data.tables.schema import Schema, parse_target
+from coterie.data.tables.schema import Schema
 from coterie.data.tables.silos import Silos, agree_on_schema
+from coterie.data.tasks import TASKS
 from coterie.experiment.silos import find_files
 from coterie.storage import files as on_disk
 
@@ -38,6 +39,13 @@ def schema(
     regression: Annotated[
         bool | None, typer.Option(help="treat the target as a number (default: decided from its values)")
     ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="what kind of target it is: multilabel, ordinal, survival, cox, multitask")
+    ] = None,
+    horizons: Annotated[
+        str | None, typer.Option(help="for survival: the ends of the intervals of time: 30,90,365")
+    ] = None,
+    levels: Annotated[str | None, typer.Option(help="for ordinal: the levels in their order: low,mid,high")] = None,
 ) -> None:
     """Infer the columns of the sites' files, show them, and write a schema for all sites to agree on.
 
@@ -51,6 +59,8 @@ def schema(
             raise ConfigError([str(error)]) from None
         if site_column is not None and len(found) > 1:
             raise ConfigError([f"--site-column is for a single file with all sites, but {len(found)} files are given"])
+        if task is not None and task not in TASKS:
+            raise ConfigError([f"--task {task}: choose from {', '.join(TASKS)}"])
         silos = Silos(
             tuple(found),
             target=target,
@@ -60,11 +70,14 @@ def schema(
             group=group,
             drop=_names(drop),
             regression=regression,
+            task=task,
+            horizons=_numbers(horizons),
+            levels=_names(levels),
         )
         agreed, sites = agree_on_schema(silos)
         console = stdout()
         show(console, schema_table(agreed, sites))
-        for line in agreed.describe()[:1]:
+        for line in agreed.describe()[: max(1, len(agreed.outcomes))]:
             say(console, line)
         if out is None:
             say(console, "Add -o schema.toml to write it to a file.", "dim")
@@ -84,9 +97,13 @@ def schema_table(schema: Schema, sites: dict[str, Table]) -> RichTable:
         table.add_column(heading)
     for name in sites:
         table.add_column(name, justify="right")
-    target = parse_target(schema.target, list(next(iter(sites.values())).columns)).column
     rows = [(column.name, column.kind, ", ".join(column.categories)) for column in schema.columns]
-    for name, kind, categories in [*rows, (target, "target", ", ".join(schema.classes))]:
+    wanted = dict.fromkeys(schema.target_columns(list(next(iter(sites.values())).columns)))
+    classes = {each.columns[0]: ", ".join(each.classes) for each in schema.outcomes}
+    for name, kind, categories in [
+        *rows,
+        *((each, "target", classes.get(each, ", ".join(schema.classes))) for each in wanted),
+    ]:
         shares = [sum(cell is None for cell in site.columns[name]) / len(site) for site in sites.values()]
         table.add_row(name, kind, categories, *map(_percent, shares))
     table.add_section()
@@ -96,6 +113,13 @@ def schema_table(schema: Schema, sites: dict[str, Table]) -> RichTable:
 
 def _percent(share: float) -> str:
     return "" if not share else f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
+
+
+def _numbers(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in _names(text))
+    except ValueError:
+        raise ConfigError([f"--horizons {text}: give times, as in 30,90,365"]) from None
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from rich.table import Table
 from coterie.cli.console import say, show, stdout
 from coterie.cli.errors import report_errors
 from coterie.core.errors import ConfigError
-from coterie.core.extensions import suggest
+from coterie.core.extensions import about_entry, added, suggest
 from coterie.data import SOURCES
+from coterie.data.loading import is_known
 from coterie.data.partition import PARTITIONS
 from coterie.experiment.config import resolve
 from coterie.experiment.settings import find_setting, settings
@@ -22,7 +23,10 @@ from coterie.storage import files
 
 
 def data_show(
-    name: Annotated[str, typer.Argument(help="a setting (see 'coterie data settings'), a data set, or a file")],
+    name: Annotated[
+        str,
+        typer.Argument(help="a setting (see 'coterie data settings'), a data set, a file, or package.module:function"),
+    ],
     partition: Annotated[
         str | None, typer.Option(help="how to split it among clients, such as dirichlet:0.3", metavar="SPEC")
     ] = None,
@@ -42,7 +46,7 @@ def data_show(
         from coterie.report.page import render
 
         known = name in settings()
-        if not known and name not in SOURCES and not Path(name).exists():
+        if not known and not is_known(name) and not Path(name).exists():
             close = suggest(name, [*settings(), *SOURCES])
             raise ConfigError([f"there is no setting, data set or file '{name}'{close}; 'coterie data' lists them"])
         values: dict[str, Any] = {"setting" if known else "data": name, "partition": partition, "clients": clients}
@@ -71,7 +75,10 @@ def data_settings() -> None:
     kinds = _table("Partitions (--partition)", "usage", "what it is")
     for partition in PARTITIONS.values():
         kinds.add_row(partition.usage, partition.about)
+    for name, entry in added("partition").items():
+        kinds.add_row(*about_entry("partition", name, entry))
     show(console, kinds)
+    say(console, "Your own: --partition package.module:function:OPTION (docs/extend-data.md).")
     say(console, "Add :share=0.25 to any of them to use that share of the examples, or :take=5000 to use that number.")
 
 

@@ -51,7 +51,7 @@ def demo(
             for line in [*look_lines(look_at(panel.setup.federation, seed)), *plan_lines(panel)]:
                 say(console, line)
         with watch(quiet or not console.is_terminal, measures=False) as progress:
-            found = run_panel(panel, path / "recommendation", progress=progress)
+            found = run_panel(panel, path / "recommendation", progress=progress, report=False)
         show(console, panel_table(found))
         for line in sentences(found):
             say(console, line)

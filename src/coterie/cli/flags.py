@@ -14,14 +14,18 @@ import typer
 
 from coterie.core.optimizers import OPTIMIZERS
 from coterie.experiment.config import TABLES, Config
-from coterie.methods.fields import Hyper, hyper_parameters
+from coterie.methods.fields import Hyper
+from coterie.methods.named import optimizer_fields
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 ALLOW_UNKNOWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 USAGE = "[FILE.toml] [OPTIONS]"
+ONCE_FOR_EACH = {"callbacks": "--callback", "sections": "--section"}  # lists, of which a flag gives one
 _literal: Any = Literal
-OPTIMIZER = Hyper("optimizer", _literal[tuple(OPTIMIZERS)], None, "optimiser of the clients")
+OPTIMIZER = Hyper(
+    "optimizer", _literal[tuple(OPTIMIZERS)], None, "optimiser of the clients, or your own as package.module:Name"
+)
 
 
 def settings() -> list[Hyper]:
@@ -35,10 +39,7 @@ def settings() -> list[Hyper]:
 
 def optimizer_settings() -> list[Hyper]:
     """Return the choice of an optimiser and, once each, the settings of all optimisers."""
-    found = {"optimizer": OPTIMIZER}
-    for cls in OPTIMIZERS.values():
-        found = {each.name: Hyper(each.name, each.type, None, each.help) for each in hyper_parameters(cls)} | found
-    return sorted(found.values(), key=lambda each: each is not OPTIMIZER)
+    return [OPTIMIZER, *(Hyper(each.name, each.type, None, each.help) for each in optimizer_fields())]
 
 
 def with_settings(*without: str) -> Callable[[F], F]:
@@ -72,7 +73,8 @@ def _option(hyper: Hyper) -> inspect.Parameter:
         *([] if hyper.default is None else [f"default: {format_default(hyper.default)}"]),
     ]
     words = hyper.help + (f" ({', '.join(notes)})" if notes else "")
-    names = f"{hyper.flag}/--no-{hyper.flag[2:]}" if is_switch(hyper) else hyper.flag
+    flag = ONCE_FOR_EACH.get(hyper.name, hyper.flag)
+    names = f"{flag}/--no-{flag[2:]}" if is_switch(hyper) else flag
     option = typer.Option(names, help=words, metavar=None if is_switch(hyper) else _metavar(hyper))
     kind: Any = bool | None if is_switch(hyper) else list[str] | None if _base(hyper) == list[str] else str | None
     place = inspect.Parameter.KEYWORD_ONLY
@@ -80,7 +82,7 @@ def _option(hyper: Hyper) -> inspect.Parameter:
 
 
 def _metavar(hyper: Hyper) -> str:
-    words = {int: "INTEGER", float: "NUMBER", str: "TEXT", list[str]: "LIST"}
+    words = {int: "INTEGER", float: "NUMBER", str: "TEXT", list[str]: "LIST", Any: "NAME[:OPTIONS]"}
     return words.get(_base(hyper)) or hyper.allowed.replace(" ", "")
 
 

@@ -19,7 +19,7 @@ from coterie.core.optimizers import OPTIMIZERS
 from coterie.experiment.tuning.space import range_of
 from coterie.methods import METHODS
 from coterie.methods.fields import Hyper, find_method, hyper_parameters
-from coterie.parts import sums
+from coterie.parts import server_optimizers, sums
 
 OPTIMIZER_NAMES = {OPTIMIZER.name, *(each.name for cls in OPTIMIZERS.values() for each in hyper_parameters(cls))}
 
@@ -46,6 +46,8 @@ def _list(console: Console) -> None:
     console.print(table)
     summed = [name for name, cls in METHODS.items() if sums.why_not(cls()) is None]
     say(console, f"Over Flower, messages can be summed securely (deploy.secure) of: {', '.join(summed)}.", "dim")
+    stepped = [name for name, cls in METHODS.items() if server_optimizers.why_not(cls()) is None]
+    say(console, f"A server optimiser (--server-optimizer) or robust averages go with: {', '.join(stepped)}.", "dim")
     console.print("'coterie methods NAME' shows the equations and flags of a method.", style="dim")
 
 
@@ -63,6 +65,8 @@ def _show(console: Console, name: str) -> None:
     if all(each.default is not dataclasses.MISSING for each in dataclasses.fields(cls)):  # type: ignore[arg-type]
         reason = "it sends nothing" if name == "local" else sums.why_not(cls())
         say(console, f"Secure sums over Flower (deploy.secure): {'yes' if reason is None else f'no, {reason}'}.")
+        reason = "it has no server" if name == "local" else server_optimizers.why_not(cls())
+        say(console, f"Server optimisers (--server-optimizer): {'yes' if reason is None else f'no, {reason}'}.")
     default = next((field.default for field in dataclasses.fields(cls) if field.name == "optimizer"), None)  # type: ignore[arg-type]
     if default is not None:
         console.print(_table("Flags of its optimiser", list(_optimizer_rows(default))))

@@ -19,7 +19,8 @@ from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe, measures, schema_lines
 from coterie.experiment.config import default_out
 from coterie.experiment.tuning.panel import PANEL
-from coterie.experiment.tuning.recommend import FOLDS, TRIALS, Recommendation, look_at, prepare_panel, run_panel
+from coterie.experiment.tuning.recommend import FOLDS, TRIALS, look_at, prepare_panel, run_panel
+from coterie.experiment.tuning.recommendation import Recommendation
 
 
 @with_settings("method", "reference")

@@ -9,7 +9,8 @@ from rich.table import Table
 from coterie.cli.tables import amount, counts_sentence, format_interval, format_value, heading, metric_words
 from coterie.core.units import bytes_in_words
 from coterie.experiment.tuning.evidence import LOCAL, Difference
-from coterie.experiment.tuning.recommend import Look, Panel, Recommendation
+from coterie.experiment.tuning.recommend import Panel
+from coterie.experiment.tuning.recommendation import Look, Recommendation
 from coterie.methods import METHODS
 
 APART = 2.0  # times what chance gives: from here on, sites are said to differ

@@ -9,7 +9,9 @@ import typer
 
 from coterie.cli.console import say, stdout
 from coterie.cli.errors import report_errors
+from coterie.core.errors import ConfigError
 from coterie.report import write, write_figures
+from coterie.report.user_sections import problems_of
 
 
 def report(
@@ -19,6 +21,13 @@ def report(
         typer.Option(
             help="the file to write (default: report.html in RUN, or in the current folder for several runs)",
             metavar="FILE",
+        ),
+    ] = None,
+    section: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="add a section beside those that the runs name, once for each: package.module:function:option=value",
+            metavar="SECTION",
         ),
     ] = None,
     figures: Annotated[
@@ -32,7 +41,9 @@ def report(
     data. To include all runs of 'coterie compare', give its folder.
     """
     with report_errors():
-        path = write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")
+        if problems := problems_of(section or ()):
+            raise ConfigError(problems)
+        path = write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html", sections=section or ())
         say(stdout(), f"Written to {path}")
         if figures is not None:
             made = write_figures(runs, figures)

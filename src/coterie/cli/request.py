@@ -21,6 +21,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.settings import RIVALS, named_by
 from coterie.methods import METHODS
 from coterie.methods.fields import Hyper, find_method, hyper_parameters
+from coterie.methods.named import optimizer_fields
 
 
 class Request:
@@ -56,7 +57,9 @@ class Request:
         """Add the flags that one of the methods has to `values`; the others become problems."""
         methods = list(methods)
         theirs = [_hyper_parameters(name) for name in methods]
-        known = {name: hyper for each in theirs for name, hyper in (each or {}).items()}
+        of_optimizer = optimizer_fields(self.values.get("optimizer"))  # which may be the user's own
+        known = {each.key: each for each in of_optimizer}
+        known |= {name: hyper for each in theirs for name, hyper in (each or {}).items()}
         for key, value in self.method_flags.items():
             name, is_no = key.removeprefix("no_"), key.startswith("no_")
             if key in known and value is not None:

@@ -19,6 +19,7 @@ from coterie.cli.tables import print_result
 from coterie.core.errors import ConfigError
 from coterie.data import Federation
 from coterie.data.tables.schema import schema_from_dict
+from coterie.experiment import training_settings
 from coterie.experiment.config import Config, default_out
 from coterie.experiment.plan import first_look
 from coterie.experiment.run import run_setup, with_profile
@@ -91,12 +92,15 @@ def run(
 def describe(setup: Setup) -> str:
     """Say in one line what will be run."""
     config = setup.config
+    most = "at most " if config.early_stop is not None or config.callbacks else ""
     number, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
     optimizer = [f"{config.optimizer.get('name')} with lr {config.optimizer.get('lr')}"] if config.optimizer else []
+    model = f"model {config.model}" if setup.mixed is None else f"models {setup.mixed.describe()}"
     parts = [
-        f"{_count(len(setup.federation.names), 'client')}, model {config.model}",
-        f"{_count(config.rounds, 'round')} of {_count(number, unit)}",
+        f"{_count(len(setup.federation.names), 'client')}, {model}",
+        f"{most}{_count(config.rounds, 'round')} of {_count(number, unit)}",
         *optimizer,
+        *training_settings.in_words(config),
     ]
     return f"{config.data}: {', '.join(parts)}"
 

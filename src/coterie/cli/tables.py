@@ -21,7 +21,8 @@ from coterie.evaluation.metrics import AVERAGES, mean
 from coterie.experiment.result import Result
 from coterie.experiment.several.comparison import Comparison
 
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "f1")
+NOTHING = 1e-12  # a difference below this is rounding
 INTERVAL = "95 % interval"
 MAX_CLIENTS_NAMED = 8  # in one sentence
 
@@ -34,15 +35,15 @@ def print_result(console: Console, result: Result, *, quiet: bool, bmta: bool) -
     if result.g_and_p:
         show(console, g_and_p_table(result))
     if not quiet:
+        if result.stopped:
+            say(console, f"{result.stopped.sentence()}{' The local reference, too.' if result.reference else ''}")
         alone = f" (training alone: round {result.reference.selected})" if result.reference else ""
         by = f"{_average_name(result)} validation {metric_words(result.metric)}"
+        last = result.rounds[-1]["round"]
         if result.config.takes_last:
-            say(
-                console,
-                f"The last of {result.config.rounds} rounds is taken: choosing one would tell of examples{alone}.",
-            )
+            say(console, f"The last of {last} rounds is taken: choosing one would tell of examples{alone}.")
         else:
-            say(console, f"Round {result.selected} of {result.config.rounds} was selected by {by}{alone}.")
+            say(console, f"Round {result.selected} of {last} was selected by {by}{alone}.")
         say(console, rounds_sentence(result))
         say(console, fairness_sentence(result))
         say(console, verdict_sentence(result))
@@ -318,6 +319,7 @@ def format_value(metric: str, value: float, sign: str = "") -> str:
     """Format a value of a metric, with a sign if `sign` is "+"; NaN is "-"."""
     if math.isnan(value):
         return "-"
+    value = 0.0 if abs(value) < NOTHING else value
     text = f"{100 * value:{sign}.1f}" if metric in PERCENT else f"{value:{sign}.4g}"
     return text if float(text) else text.lstrip("+-")  # zero has no sign
 

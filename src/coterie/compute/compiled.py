@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from coterie import profiling
-from coterie.compute import program_store, winograd
+from coterie.compute import program_store, replay, winograd
 from coterie.compute.availability import asked_for_plain, first_line, no_compiler, unavailable
 from coterie.compute.convolution import FewChannelConvolution
 from coterie.compute.inductor import compile_graph
@@ -35,7 +35,7 @@ from coterie.compute.recording import may_be_replayable, record, repeats
 from coterie.compute.replay import ClientSteps, ReplayedStep
 from coterie.compute.rewriting import rewrite
 from coterie.compute.step_key import step_key
-from coterie.compute.torch_private import private
+from coterie.compute.torch_private import private, without_dynamo
 from coterie.core import tree
 from coterie.core.backend import Backend, using
 from coterie.core.plain import Plain
@@ -137,9 +137,17 @@ def backend(compiled: bool, width: int | None = None, threads: int = 1) -> Backe
     """
     if not compiled:
         return Plain() if asked_for_plain() else Packed(width)
-    if asked_for_plain() or no_compiler() is not None:
+    if not has_steps():
         return backend(False, width)
     return Compiled(width, threads)  # which looks for TorchInductor when it needs it
+
+
+def has_steps() -> bool:
+    """Tell whether there may be compiled steps here: there is a compiler, or an earlier one left some on disk.
+
+    So a machine without a compiler can have the cache folder of one that is the same but for that.
+    """
+    return not asked_for_plain() and (no_compiler() is None or replay.is_kept())
 
 
 @contextlib.contextmanager
@@ -155,7 +163,7 @@ class Compiled:
     threads: int = 1
 
     def scan(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor]:
         if not program.compiles:
             _note(Outcome("plain", AS_IT_IS))
@@ -171,7 +179,7 @@ class Compiled:
         return scan_packed(program, carry, fixed, time, self.width, _prepare)
 
     def _replayed(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor] | None:
         """Have C++ take the steps of one client after another; None where it cannot repeat them."""
         levels = len(program.lifts)
@@ -180,8 +188,8 @@ class Compiled:
         if not levels:
             flat = [value[None] for value in (*carry, *fixed[:-2])]
             alone = replace(program, lifts=((0,) * program.num_aux + (None, None),))
-            index, mask, key = (value[None] for value in time)
-            done = self._replayed(alone, flat[: len(carry)], [*flat[len(carry) :], *fixed[-2:]], (index, mask, key))
+            clients = tuple(value[None] for value in time)
+            done = self._replayed(alone, flat[: len(carry)], [*flat[len(carry) :], *fixed[-2:]], clients)
             return done and [leaf[0] for leaf in done]
         one, lifted = replace(program, lifts=program.lifts[:-1]), [dim is not None for dim in program.lifts[-1][:-2]]
         *aux, x, y = fixed
@@ -281,9 +289,9 @@ def _stored(program: Program, key: str, example: list[Tensor]) -> CompiledStep |
     if found is None:
         return None
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), without_dynamo():
             expected = program.function(select=bool(program.lifts))(*example)
-            right = repeats(found, example, expected)
+            right = repeats(found, example, expected, program.num_time)
     except Exception as error:
         log.info("a step that was kept on disk cannot be tried: %s", first_line(error))
         return None
@@ -308,7 +316,7 @@ def _compile(program: Program, example: list[Tensor], to_repeat: bool) -> Compil
     if not replayable:
         return CompiledStep(run, why="it has a convolution, or is not on the CPU")
     try:
-        return CompiledStep(run, record(code, example, program.num_carry))
+        return CompiledStep(run, record(code, example, program.num_carry, program.num_time))
     except Exception as error:  # it does what cannot be repeated, or TorchInductor's code is not as it is known
         log.info("this step is called from Python: %s", first_line(error))
         return CompiledStep(run, why=first_line(error))

@@ -19,12 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from coterie.compute import torch_private
 from coterie.compute.availability import asked_for_plain
 from coterie.compute.convolution import conv2d
 
 MAX_OUTPUTS = 16  # with 20 the gain is a fifth, with 40 there is none
 MIN_INPUTS = 256  # features that are summed over
 MIN_ROWS = 64
+MIN_ONEDNN_PRODUCTS = 2**24  # of two numbers, in a layer that is left to oneDNN
 
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
@@ -66,8 +68,23 @@ class _FasterInference(TorchFunctionMode):
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if (fast := _onednn(input, weight, bias)) is not None:
+        return fast
     few = weight.ndim == 2 and len(weight) <= MAX_OUTPUTS and weight.shape[1] >= MIN_INPUTS
     if not few or input.ndim != 2 or len(input) < MIN_ROWS or not input.is_cpu:
         return F.linear(input, weight, bias)
     turned = input.t()
     return (weight @ turned if bias is None else torch.addmm(bias[:, None], weight, turned)).t()
+
+
+def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Return what oneDNN makes of a large layer; None if the layer is not large, or is for somebody else."""
+    if input.ndim != 2 or weight.ndim != 2 or len(input) * weight.numel() < MIN_ONEDNN_PRODUCTS:
+        return None
+    given = [input, weight] if bias is None else [input, weight, bias]
+    if any(each.dtype != torch.float32 or not each.is_cpu for each in given):
+        return None
+    if torch.is_grad_enabled() and any(each.requires_grad for each in given):
+        return None  # it has no derivative
+    linear = torch_private.onednn_linear()
+    return None if linear is None else linear(input, weight, bias, "none", [], "")

@@ -111,7 +111,7 @@ class Packed:
     width: int | None = None
 
     def scan(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor]:
         return scan_packed(program, carry, fixed, time, self.width, None)
 
@@ -120,7 +120,7 @@ def scan_packed(
     program: Program,
     carry: list[Tensor],
     fixed: list[Tensor],
-    time: tuple[Tensor, Tensor, Tensor],
+    time: tuple[Tensor, ...],
     width: int | None,
     prepare: Prepare | None,
 ) -> list[Tensor]:
@@ -137,20 +137,21 @@ def scan_packed(
     *aux, x, y = (value.contiguous() for value in fixed)
     lanes = _lanes(program, carry, aux, mask, width, one_shape=prepare is not None) if levels else None
     if lanes is None:
-        index, mask, key = steps_first(time, levels)
+        index, mask, *others = steps_first(time, levels)
     else:
-        index, mask, key = (lanes.arrange(value, levels) for value in time)
+        index, mask, *others = (lanes.arrange(value, levels) for value in time)
         mask = mask * lanes.live.reshape(*lanes.live.shape, *[1] * (mask.ndim - 2))
         carry, aux = lanes.carry, lanes.aux
+    arranged = (index, mask, *others)
     select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
-    first = (program.gather(x, index[:1], -2), program.gather(y, index[:1], -1), mask[:1], key[:1])
+    first = (program.gather(x, index[:1], -2), program.gather(y, index[:1], -1), *(part[:1] for part in arranged[1:]))
     prepared = prepare(program, [*carry, *aux, *(part[0] for part in first)]) if prepare else None
     step = prepared or program.function(select)
     turns = lanes.schedule.turns if lanes is not None else {}
     for begin, end in itertools.pairwise([0, *sorted(turns), len(index)]):
         if lanes is not None and begin in turns:
             carry = lanes.turn(begin, carry)
-        carry = walk(program, step, carry, aux, (x, y), (index[begin:end], mask[begin:end], key[begin:end]))
+        carry = walk(program, step, carry, aux, (x, y), tuple(part[begin:end] for part in arranged))
     return carry if lanes is None else lanes.results(carry)
 
 

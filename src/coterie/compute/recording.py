@@ -104,10 +104,18 @@ class Recorder:
     mm = bmm
 
     def addmm(self, start: Tensor, a: Tensor, b: Tensor, *, alpha: float, beta: float, out: Tensor) -> None:
+        self._added(torch.addmm, start, a, b, alpha, beta, out)
+
+    def baddbmm(self, start: Tensor, a: Tensor, b: Tensor, *, alpha: float, beta: float, out: Tensor) -> None:
+        self._added(torch.baddbmm, start, a, b, alpha, beta, out)
+
+    def _added(
+        self, do: Callable[..., Tensor], start: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float, out: Tensor
+    ) -> None:
         if (alpha, beta) != (1, 1) or torch.get_num_threads() > 1:
             raise NotReplayable("it has a product with factors, or more than one thread")
         self.product(a, b, out, start)
-        torch.addmm(start, a, b, out=out)
+        do(start, a, b, out=out)
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype)
@@ -123,23 +131,24 @@ def may_be_replayable(graph: torch.fx.GraphModule) -> bool:
     return not threaded and torch.ops.aten.convolution.default not in targets and all(value.is_cpu for value in values)
 
 
-def record(call: Any, example: Sequence[Tensor], num_carry: int) -> ReplayedStep:
+def record(call: Any, example: Sequence[Tensor], num_carry: int, num_time: int = 3) -> ReplayedStep:
     """Record what a compiled step does.
 
     Args:
         call: the function, or method, that TorchInductor wrote.
-        example: the inputs of a step: the leaves of the carry and of aux, and x, y, mask and key of a minibatch. A
-            `ReplayedStep` reads x and y from the pool itself.
+        example: the inputs of a step: the leaves of the carry and of aux, and x, y, mask and key (and maybe more) of a
+            minibatch. A `ReplayedStep` reads x and y from the pool itself.
         num_carry: how many leaves the carry has.
+        num_time: how many tensors have a part for every minibatch; positions in the pool, in place of x and y, are one.
 
     Raises:
         NotReplayable: the step does what C++ cannot repeat.
     """
     inputs = [value.clone(memory_format=torch.contiguous_format) for value in example]
-    *start, x, y, mask, key = inputs
+    start, (x, y, mask, *others) = _parted(inputs, num_time)
     pool = tuple(part.flatten(0, mask.ndim - 1) for part in (x.clone(), y.clone()))
     positions = torch.arange(mask.numel()).view(mask.shape)
-    recorder = Recorder([*start, *pool, positions, mask, key])
+    recorder = Recorder([*start, *pool, positions, mask, *others])
     for everything, part in zip(pool, (x, y), strict=True):
         recorder.op(READ, (everything, positions, part), 0, (1, mask.numel(), len(everything), everything[0].nbytes))
     reads = {recorder.owner(part) for part in (x, y)}
@@ -161,23 +170,29 @@ def record(call: Any, example: Sequence[Tensor], num_carry: int) -> ReplayedStep
     buffers = recorder.memory[len(recorder.inputs) :]
     ops, inputs_number = np.array(recorder.ops, np.int64), len(recorder.inputs)
     step = ReplayedStep(ops, owner, offset, buffers, inputs_number, swaps, recorder.kernels, has_constants)
-    if not repeats(step, example, [value.clone() for value in outputs[:num_carry]]):
+    if not repeats(step, example, [value.clone() for value in outputs[:num_carry]], num_time):
         raise NotReplayable("repeated, it gives other results")
     return step
 
 
-def repeats(step: ReplayedStep, example: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def repeats(step: ReplayedStep, example: Sequence[Tensor], expected: Sequence[Tensor], num_time: int = 3) -> bool:
     """Tell whether a step by C++, from `example`, gives the carry that is `expected`, but for rounding."""
-    *start, x, y, mask, key = (value.contiguous() for value in example)
+    start, (x, y, mask, *others) = _parted([value.contiguous() for value in example], num_time)
     pool = x.flatten(0, mask.ndim - 1), y.flatten(0, mask.ndim - 1)
     positions = torch.arange(mask.numel()).view(mask.shape)
     rows = [value[None] for value in start]
-    one = ClientSteps(np.array([[0, 0, 1]]), [part[None] for part in (positions, mask, key)])
+    one = ClientSteps(np.array([[0, 0, 1]]), [part[None] for part in (positions, mask, *others)])
     found, _ = step.scan(rows[: len(expected)], rows[len(expected) :], pool, one)
     return all(
         row.shape[1:] == new.shape and _agree(row[0], new) and _same_change(row[0], new, old)
         for row, new, old in zip(found, expected, start[: len(expected)], strict=True)
     )
+
+
+def _parted(inputs: list[Tensor], num_time: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Part the inputs of a step into its carry and aux, and what it has of a minibatch: x, y, mask and others."""
+    of_batch = num_time + 1
+    return inputs[:-of_batch], inputs[-of_batch:]
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

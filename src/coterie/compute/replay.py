@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.compute import entries
 from coterie.compute.entries import load_library, save_library
 from coterie.compute.inductor import compile_source
 from coterie.compute.step_key import machine
@@ -148,6 +149,11 @@ def _row_bytes(leaf: Tensor) -> int:
 
 
 @functools.cache
+def is_kept() -> bool:
+    """Tell whether replay.cpp was compiled for this machine before, and is on disk."""
+    return entries.entry_path(f"replay-{machine()}").exists()
+
+
 def library() -> Any:
     """Compile replay.cpp, or load what was compiled of it before."""
     key = f"replay-{machine()}"

@@ -9,11 +9,17 @@ which names ours.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from coterie.compute import cache
 
@@ -71,3 +77,76 @@ def has(name: str) -> bool:
     except MissingName:
         return False
     return True
+
+
+@functools.cache
+def onednn_linear() -> Callable[..., Any] | None:
+    """Return oneDNN's linear layer of float32 on the CPU, called with (x, weight, bias, "none", [], "").
+
+    Returns:
+        None where PyTorch was built without it, or has another name for it, or the processor has no AVX-512: it is
+        for processors of which MKL uses half the width.
+    """
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not there or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+class _Postponed(types.ModuleType):
+    """Stand in for torch._dynamo: what `torch.func.grad` wants of it is here, and anything else imports it."""
+
+    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)
+
+
+@contextlib.contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Do not import torch._dynamo for a gradient inside: it takes a second, and is wanted for one function.
+
+    `torch.func.grad` calls that function so that no compiler of gradients is on meanwhile. None is, as long as that
+    module has not been imported.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_in = _Postponed("torch._dynamo")
+    torch.__dict__["_dynamo"] = stand_in
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_dynamo") is stand_in:  # importing the real one puts it there
+            del torch.__dict__["_dynamo"]
+
+
+def count_flops(work: Callable[[], object]) -> int:
+    """Return how many floating-point operations `work` takes, counted as `FlopCounterMode` does.
+
+    That one would import torch._dynamo first.
+    """
+    with _Flops() as counter:
+        work()
+    found: int = counter.count
+    return found
+
+
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, PyTorch imports it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, known = kwargs or {}, flop_registry.get(func._overloadpacket)
+        if known is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if parts is NotImplemented else parts
+        found = func(*args, **kwargs)
+        self.count += known(*args, **kwargs, out_val=found)
+        return found

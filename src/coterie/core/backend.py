@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class Backend(Protocol):
     def scan(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor]:
         """Fold a lifted step over minibatches.
 
@@ -37,7 +37,8 @@ class Backend(Protocol):
             program: the step, and how it has been lifted over clients.
             carry: the leaves to begin with, each with all client axes. They are not changed.
             fixed: the leaves of `aux`, and then the pools x and y.
-            time: positions in the pool, mask and key of all minibatches, [clients ..., steps, ...].
+            time: positions in the pool, mask and key (and pace, if `program.paced`) of all minibatches,
+                [clients ..., steps, ...].
 
         Returns:
             The leaves of the carry after the last step. One that no step changes may be the tensor that was given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,12 +22,14 @@ class Batch(NamedTuple):
     y: Tensor  # [batch, ...]
     mask: Tensor  # [batch]; the example's weight in the loss (1, or its class's weight), and 0 for padding
     key: Tensor  # [] int64; seeds the dropout of this step
+    pace: Tensor | tuple[()] = ()  # []; what this step's size is multiplied by (`coterie.core.schedules`); (): 1
 
     def halves(self) -> tuple[Batch, Batch]:
         """Split an iteration of `Batches.paired` into its two minibatches; each gets its own dropout key."""
         width = len(self.mask) // 2
-        first = Batch(self.x[:width], self.y[:width], self.mask[:width], self.key)
-        return first, Batch(self.x[width:], self.y[width:], self.mask[width:], self.key ^ _OTHER_KEY)
+        first = self._replace(x=self.x[:width], y=self.y[:width], mask=self.mask[:width])
+        rest = self.x[width:], self.y[width:], self.mask[width:]
+        return first, Batch(*rest, self.key ^ _OTHER_KEY, self.pace)
 
 
 FILLED_BY = 32  # examples; see `Batches.filled`
@@ -56,6 +59,21 @@ class Batches(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # []; the number of the client's examples that it trains on
     withheld: Withheld | tuple[()] = ()  # examples that are in none of these minibatches, if the method asks for some
     everyone: Withheld | tuple[()] = ()  # each example once, where minibatches are drawn with repetition (privacy)
+    pace: Tensor | tuple[()] = ()  # [epochs, steps]; as in `Batch`, if the learning rate has a schedule
+
+    def total_pace(self) -> Tensor:
+        """Return the sum of the paces of the client's steps, a scalar; without a schedule, their number.
+
+        Times the optimiser's own step size, it is how far the steps of a round go along a gradient that stays the same.
+        """
+        taken = self.mask.flatten(0, 1).any(-1)
+        return taken.sum() if isinstance(self.pace, tuple) else (self.pace.flatten() * taken).sum()
+
+    def top_pace(self) -> Tensor | float:
+        """Return the largest pace of the client's steps, a scalar; without a schedule, 1."""
+        if isinstance(self.pace, tuple):
+            return 1.0
+        return (self.pace.flatten() * self.mask.flatten(0, 1).any(-1)).max()
 
     def once(self) -> Batches:
         """Return minibatches of one epoch, for what is added up over examples: each of them comes once."""
@@ -63,7 +81,7 @@ class Batches(NamedTuple):
             return self.epoch(0)
         index, mask = self.everyone
         keys = self.key[0, 0] + torch.zeros_like(index[..., 0])
-        return self._replace(index=index, mask=mask, key=keys, everyone=())
+        return self._replace(index=index, mask=mask, key=keys, everyone=(), pace=())
 
     def of_withheld(self) -> Batches:
         """Return minibatches of the withheld examples instead: one epoch, always in the same order.
@@ -74,12 +92,12 @@ class Batches(NamedTuple):
         if not self.withheld:
             return self.epoch(0, 0)
         index, mask = self.withheld
-        return self._replace(index=index, mask=mask, key=torch.zeros_like(index[..., 0]), withheld=())
+        return self._replace(index=index, mask=mask, key=torch.zeros_like(index[..., 0]), withheld=(), pace=())
 
     def epoch(self, start: int, stop: int | None = None) -> Batches:
         """Return the epochs from `start` up to, but not including, `stop`; by default the one epoch `start`."""
         part = slice(start, start + 1 if stop is None else stop)
-        return self._replace(index=self.index[part], mask=self.mask[part], key=self.key[part])
+        return self._each(lambda leaf: leaf[part])
 
     def first_steps(self, steps: int) -> Batches:
         """Mask out all but the client's first `steps` minibatches; shapes stay as they are."""
@@ -89,8 +107,7 @@ class Batches(NamedTuple):
 
     def repeated(self, number: int) -> Batches:
         """Return the same epochs `number` times, one after the other."""
-        index, mask, key = (torch.cat([part] * number) for part in (self.index, self.mask, self.key))
-        return self._replace(index=index, mask=mask, key=key)
+        return self._each(lambda leaf: torch.cat([leaf] * number))
 
     def merged(self, examples: int) -> Batches:
         """Merge neighbouring minibatches into fewer ones of at most about `examples` examples.
@@ -108,7 +125,7 @@ class Batches(NamedTuple):
             return filled.reshape(len(part), (steps + missing) // number, number * batch)
 
         index, mask = merge(self.index, self.index[:, -1:]), merge(self.mask, 0 * self.mask[:, -1:])
-        return self._replace(index=index, mask=mask, key=self.key[:, ::number])
+        return self._replace(index=index, mask=mask, key=self.key[:, ::number], pace=())
 
     def paired(self) -> Batches:
         """Pair every minibatch with the one after it; `Batch.halves` splits a pair.
@@ -125,7 +142,8 @@ class Batches(NamedTuple):
         place = torch.arange(len(order), device=order.device)
         after = torch.where(place < real.sum(), (place + 1) % real.sum().clamp_min(1), place)
         index, mask = (torch.cat([part[order], part[order][after]], -1)[None] for part in (index, mask))
-        return self._replace(index=index, mask=mask, key=key[order][None])
+        pace = self.pace if isinstance(self.pace, tuple) else self.pace.flatten()[order][None]
+        return self._replace(index=index, mask=mask, key=key[order][None], pace=pace)
 
     def whole(self, most: int) -> Batches:
         """Put the examples of each epoch into one minibatch, for what needs all of a client's examples at once.
@@ -159,7 +177,8 @@ class Batches(NamedTuple):
         place, number = torch.arange(most, device=index.device), (mask > 0).sum(1, keepdim=True)
         again = torch.where(place < number, place, place % number.clamp_min(1))
         index, mask = index.gather(1, order.gather(1, again)), mask.gather(1, order)
-        return self._replace(index=index[:, None], mask=mask[:, None], key=self.key[:, :1])
+        pace = self.pace if isinstance(self.pace, tuple) else self.pace[:, :1]
+        return self._replace(index=index[:, None], mask=mask[:, None], key=self.key[:, :1], pace=pace)
 
     def filled(self, most: int) -> int:
         """Return how many of the first examples of `whole(most)` may be more than padding, whichever client this is.
@@ -172,14 +191,19 @@ class Batches(NamedTuple):
 
     def repeated_with_new_keys(self, times: int) -> Batches:
         """Take every epoch `times` times, one after the other, each time with other keys."""
-        index, mask, key = (part.repeat_interleave(times, 0) for part in (self.index, self.mask, self.key))
-        again = torch.arange(len(index), device=key.device) % times
-        return self._replace(index=index, mask=mask, key=key ^ (again[:, None] * _OTHER_KEY))
+        each = self._each(lambda leaf: leaf.repeat_interleave(times, 0))
+        again = torch.arange(len(each.key), device=each.key.device) % times
+        return each._replace(key=each.key ^ (again[:, None] * _OTHER_KEY))
 
     def batch(self) -> Batch:
         """Return the first minibatch of the first epoch, for use without a scan."""
-        index = self.index[0, 0]
-        return Batch(self.x[index], self.y[index], self.mask[0, 0], self.key[0, 0])
+        index, pace = self.index[0, 0], self.pace if isinstance(self.pace, tuple) else self.pace[0, 0]
+        return Batch(self.x[index], self.y[index], self.mask[0, 0], self.key[0, 0], pace)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batches:
+        """Change what there is of every minibatch: positions, mask, key and pace."""
+        pace = self.pace if isinstance(self.pace, tuple) else change(self.pace)
+        return self._replace(index=change(self.index), mask=change(self.mask), key=change(self.key), pace=pace)
 
 
 def _in_order_of_the_pool(index: Tensor, mask: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ decode(x)_c = (x_c / 255 - mean_c) / std_c          for channel c; x [batch, cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,5 +58,11 @@ class Decode:
         return None if value is None else cls(tuple(map(float, value["mean"])), tuple(map(float, value["std"])))
 
 
+def as_floats(x: Tensor) -> Tensor:
+    """Turn whole numbers into floats, for a model that takes no whole numbers."""
+    return x.to(torch.float32)
+
+
+Decoder = Decode | Callable[[Tensor], Tensor]  # what stands between the examples as they are kept and a model
 UNIT = Decode()  # to [0, 1]
 IMAGENET = Decode((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

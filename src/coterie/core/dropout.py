@@ -7,6 +7,7 @@ is the same in every engine and for every chunk size, compiled or not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,11 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from coterie.core.attention import ATTENTION, in_products
+
 _MASK = 0xFFFFFFFF
 
 
 class KeyedDropout(TorchFunctionMode):
     """A context that replaces `torch.nn.functional.dropout*`, and with them `nn.Dropout*`, by keyed versions.
+
+    Attention drops its weights inside PyTorch's functions: these are replaced as well (`coterie.core.attention`).
 
     Args:
         key: an int64 scalar, one for each training step.
@@ -35,7 +40,11 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         spatial = _DROPOUTS.get(func)
-        return func(*args, **kwargs) if spatial is None else self._drop(spatial, *args, **kwargs)
+        if spatial is not None:
+            return self._drop(spatial, *args, **kwargs)
+        if func in ATTENTION:
+            func = in_products(func, functools.partial(self._drop, 0))
+        return func(*args, **kwargs)
 
     def _drop(self, spatial: int, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ T = TypeVar("T")
 GROUPS = {
     "method": "coterie.methods",
     "model": "coterie.models",
+    "augmentation": "coterie.augmentations",
     "data source": "coterie.data_sources",
     "partition": "coterie.partitions",
     "sampler": "coterie.samplers",
@@ -84,6 +86,16 @@ def with_options(kind: str, text: str, known: Mapping[str, T]) -> tuple[T, list[
 def added(kind: str) -> dict[str, EntryPoint]:
     """Return what installed packages add, by name, without importing it."""
     return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
+
+
+def about_entry(kind: str, name: str, entry: EntryPoint) -> tuple[str, str]:
+    """Return a name that a package adds, and the first line of its docstring, or why it cannot be imported."""
+    origin = f" (package {entry.dist.name})" if entry.dist else ""
+    try:
+        about = (inspect.getdoc(find(kind, name, {})) or "").split("\n")[0]
+    except ConfigError as error:
+        return name, error.problems[0]
+    return name, f"{about}{origin}".strip()
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

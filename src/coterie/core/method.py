@@ -118,6 +118,9 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
     learns_from: ClassVar[str] = "all clients, through the model that they share"
     # Completes "the file of this model holds ..." in the model card: what of the training data a view holds, if any.
     view_holds: ClassVar[str] = ""
+    # Whether clients may have models of different architecture: "nothing" (clients share nothing), "heads" or
+    # "prototypes" say what they share; empty: more of a model than that, so that all need the same one.
+    mixes_models: ClassVar[str] = ""
     law_contexts: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Options (names of fields with values) beside which other options come into play.
 
@@ -141,6 +144,15 @@ class Method(ABC, Generic[Server, Client, Down, Up]):
         `--robust` (`coterie.parts.robust`) acts on these. None: the models of `CountedParams` and of
         `TrainedAndBuffers`, if the method's messages are of these types, and else nothing. An empty tuple: the
         server uses models in another way.
+        """
+        return None
+
+    @property
+    def stepped(self) -> tuple[str, ...] | None:
+        """The fields of the server's state that hold these means, from round to round.
+
+        `--server-optimizer` (`coterie.parts.server_optimizers`) takes its steps there. None: all of the state, if that
+        is a model. An empty tuple: there are none, and such an optimiser is refused.
         """
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -58,10 +58,25 @@ class Optimizer(ABC):
         """The same optimiser without privacy, for what never leaves the client, nor enters into what does."""
         return self
 
+    @property
+    def at_full_pace(self) -> Optimizer:
+        """The same optimiser without a schedule (`coterie.core.schedules`), for what depends on its step size.
+
+        Within a step, `lr` and `steady_step` are those of the step, and may be scalar tensors. Outside of a step they
+        are not known if there is a schedule: read them here, and multiply by `batches.total_pace()`.
+        """
+        return self
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Gradient descent, with momentum and weight decay as in `torch.optim.SGD`."""
+    """Gradient descent, with momentum and weight decay as in `torch.optim.SGD`.
+
+    Examples:
+        >>> import coterie
+        >>> coterie.SGD(lr=0.1, momentum=0.5).steady_step()  # of a gradient that stays the same
+        0.2
+    """
 
     lr: Annotated[float, Search(1e-3, 1), Field(gt=0, description="step size")] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0
@@ -117,25 +132,32 @@ class AdamW(Optimizer):
         return _adam_update(self, grads, state, tree.scale(params, 1 - self.lr * self.weight_decay))
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """Steps over the root of a mean of squared gradients, as in `torch.optim.RMSprop`, whose `alpha` is `beta2`."""
+
+    lr: Annotated[float, Search(1e-4, 3e-2), Field(gt=0, description="step size")] = 0.01
+    beta2: Annotated[float, Field(ge=0, lt=1, description="decay of the mean of squared gradients")] = 0.99
+    eps: Annotated[float, Field(gt=0, description="keeps the division finite")] = 1e-8
+    momentum: Annotated[float, Field(ge=0, lt=1, description="share of the last step that is kept")] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty, added to the gradient")] = 0.0
+
+    def init(self, params: Params) -> Tree:
+        zeros = tree.map(torch.zeros_like, params)
+        return zeros, zeros if self.momentum else ()
+
+    def update(self, grads: Params, state: Any, params: Params) -> tuple[Params, Tree]:
+        squares, speed = state
+        if self.weight_decay:
+            grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, params)
+        squares = tree.map(lambda v, g: self.beta2 * v + (1 - self.beta2) * g * g, squares, grads)
+        way = tree.map(lambda g, v: g / (v.sqrt() + self.eps), grads, squares)
+        if self.momentum:
+            speed = way = tree.map(lambda b, w: self.momentum * b + w, speed, way)
+        return tree.map(lambda p, w: p - self.lr * w, params, way), (squares, speed)
 
 
-def without_lr(optimizer: Optimizer, params: Params) -> tuple[Optimizer, Tree]:
-    """Take the step size out of an optimiser, so that it can enter a step as a value instead of being part of its code.
-
-    Returns:
-        The optimiser with another step size, and its own as a scalar of the type of `params`; the optimiser as it is,
-        and (), if it is none of `OPTIMIZERS`, whose code is not known to take a tensor.
-    """
-    if type(optimizer) not in OPTIMIZERS.values() or not params:
-        return optimizer, ()
-    like = next(iter(params.values()))
-    return replace(optimizer, lr=1.0), torch.as_tensor(optimizer.lr, dtype=like.dtype, device=like.device)  # type: ignore[type-var]
-
-
-def with_lr(optimizer: Optimizer, lr: Any) -> Optimizer:
-    """Put the step size back: the inverse of `without_lr`, inside a step."""
-    return replace(optimizer, lr=lr) if isinstance(lr, Tensor) else optimizer  # type: ignore[type-var]
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 
 
 def _adam_init(params: Params) -> Tree:

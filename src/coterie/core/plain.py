@@ -16,27 +16,29 @@ class Plain:
     """Every client takes part in every step; one whose minibatches are used up keeps its carry by a select."""
 
     def scan(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor]:
         levels = len(program.lifts)
         *aux, x, y = (value.contiguous() for value in fixed)
         carry = [value.contiguous() for value in carry]
-        index, mask, key = steps_first(time, levels)
+        time = steps_first(time, levels)
+        mask = time[1]
         select = levels > 0 and (mask.is_meta or not bool(mask.any(-1).all()))
-        return walk(program, self.steps(program, select), carry, aux, (x, y), (index, mask, key))
+        return walk(program, self.steps(program, select), carry, aux, (x, y), time)
 
     def steps(self, program: Program, select: bool) -> Runner:
         """Return what is called for each step."""
         return program.function(select)
 
 
-def steps_first(time: tuple[Tensor, Tensor, Tensor], levels: int) -> tuple[Tensor, Tensor, Tensor]:
+def steps_first(time: tuple[Tensor, ...], levels: int) -> tuple[Tensor, ...]:
     """Put the axis of steps first, so that each step reads contiguous tensors; leave out steps that nobody takes."""
-    index, mask, key = (value.movedim(levels, 0).contiguous() for value in time)
+    moved = tuple(value.movedim(levels, 0).contiguous() for value in time)
+    mask = moved[1]
     if mask.is_meta:  # which has shapes only
-        return index, mask, key
+        return moved
     alive = mask.flatten(1).any(1)
-    return index[alive], mask[alive], key[alive]
+    return tuple(value[alive] for value in moved)
 
 
 def walk(
@@ -45,16 +47,16 @@ def walk(
     carry: list[Tensor],
     aux: list[Tensor],
     pool: tuple[Tensor, Tensor],
-    time: tuple[Tensor, Tensor, Tensor],
+    time: tuple[Tensor, ...],
 ) -> list[Tensor]:
     """Take all steps, one call of `step` for each; `time` has the steps first."""
-    (x, y), (index, mask, key) = pool, time
+    (x, y), (index, *others) = pool, time
     if not len(index):
         return carry
     together = max(1, GATHERED_BYTES // max(index[0].numel() * x[0].nbytes, 1))
     for start in range(0, len(index), together):
         some = slice(start, start + together)
         read = program.gather(x, index[some], -2), program.gather(y, index[some], -1)
-        for batch in zip(*read, mask[some], key[some], strict=True):
+        for batch in zip(*read, *(value[some] for value in others), strict=True):
             carry = step(*carry, *aux, *batch)
     return carry

@@ -94,6 +94,10 @@ class Private(Optimizer):
     def unguarded(self) -> Optimizer:
         return self.inner
 
+    @property
+    def at_full_pace(self) -> Optimizer:
+        return Private(self.inner.at_full_pace, self.own_guard)
+
     def init(self, params: Params) -> Tree:
         return self.inner.init(params)
 

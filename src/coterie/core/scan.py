@@ -27,6 +27,7 @@ from coterie.core import tree
 from coterie.core.backend import current
 from coterie.core.batches import Batch, Batches
 from coterie.core.device import on
+from coterie.core.pace import at_pace
 from coterie.core.tree import Tree
 
 Step = Callable[[Any, Any, Batch], Any]
@@ -51,8 +52,9 @@ def scan(step: Step, carry: Tree, aux: Tree, batches: Batches, *, compiles: bool
         TypeError: the step closes over a tensor, or over something that cannot be hashed.
     """
     identity(step)  # complains of closures over tensors in every engine, not only where it would go wrong
-    program = Program(step, carry, aux, compiles=compiles)
-    time = (batches.index.flatten(0, 1), batches.mask.flatten(0, 1), batches.key.flatten(0, 1))
+    program = Program(step, carry, aux, compiles=compiles, paced=not isinstance(batches.pace, tuple))
+    each = (batches.index, batches.mask, batches.key, *tree.leaves(batches.pace))
+    time = tuple(part.flatten(0, 1) for part in each)
     flat = _Scan.apply(  # type: ignore[no-untyped-call]
         program, *tree.leaves(carry), *tree.leaves(aux), batches.x, batches.y, *time
     )
@@ -69,6 +71,12 @@ class Program:
     aux: Tree  # structure only
     lifts: tuple[tuple[int | None, ...], ...] = ()  # per vmap: 0 or None for each leaf of (aux, x, y)
     compiles: bool = True  # whether a back-end may compile the step
+    paced: bool = False  # whether every minibatch comes with a pace, after its key
+
+    @property
+    def num_time(self) -> int:
+        """How many tensors have a part for every minibatch: positions, mask and key, and paces if there are any."""
+        return 3 + self.paced
 
     @property
     def num_carry(self) -> int:
@@ -93,16 +101,18 @@ class Program:
             values = iter(flat)
             carry = tree.map(lambda _: next(values), self.carry)
             aux = tree.map(lambda _: next(values), self.aux)
-            new = self.step(carry, aux, Batch(*values))
+            batch = Batch(*values)
+            with at_pace(batch.pace):
+                new = self.step(carry, aux, batch)
             # Leaves by name, in the order and type they came in: every step then sees the same program.
             new = tree.map(lambda old, value: value.to(old.dtype), carry, new)
             if select:
-                new = tree.where(flat[-2].any(), new, carry)
+                new = tree.where(batch.mask.any(), new, carry)
             return tree.leaves(new)
 
         function: Runner = one_client
         for dims in self.lifts:
-            in_dims = (*[0] * self.num_carry, *dims[:-2], 0, 0, 0, 0)
+            in_dims = (*[0] * self.num_carry, *dims[:-2], 0, 0, *[0] * (self.num_time - 1))
             function = vmap(function, in_dims=in_dims, randomness="error")
         return function
 
@@ -123,12 +133,13 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(program: Program, *flat: Tensor) -> tuple[Tensor, ...]:
         values = [value.detach() for value in flat]
-        carry, fixed, (index, mask, key) = values[: program.num_carry], values[program.num_carry : -3], values[-3:]
+        time, mask = tuple(values[-program.num_time :]), values[1 - program.num_time]
+        carry, fixed = values[: program.num_carry], values[program.num_carry : -program.num_time]
         if not mask.is_meta and not bool(mask.any()):
             return tuple(value.clone(memory_format=torch.contiguous_format) for value in carry)
         # Under `vmap`, neither the device nor the mode of gradients that is around all this reaches here.
         with on(mask.device), torch.no_grad():
-            return tuple(current().scan(program, carry, fixed, (index, mask, key)))
+            return tuple(current().scan(program, carry, fixed, time))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -11,22 +11,24 @@ import contextlib
 import copy
 import types
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coterie.core.attention import AttentionInProducts
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch
-from coterie.core.decode import Decode
+from coterie.core.decode import Decoder, as_floats
 from coterie.core.dropout import KeyedDropout
 from coterie.core.precision import BFloat16
+from coterie.core.targets import Classes, Numbers, Target
 from coterie.core.tree import Params
 from coterie.core.user_code import in_user_code
 
-Kind = Literal["classification", "regression"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
+Augment = Callable[[Tensor, Tensor], Tensor]  # (inputs [batch, ...], key) -> inputs
+_AUGMENT_KEY = 0x27D4EB2F << 30  # tells keys of augmentation from keys of dropout
 
 _NORMS = (
     nn.BatchNorm1d,
@@ -49,31 +51,37 @@ class Task:
     - `logits(params, x)`: the outputs, in evaluation mode; `features(params, x)`: what enters the head;
       `head(params, z)`: the head applied to features.
     - `losses(params, x, y)`: one loss an example, in evaluation mode.
+    - `target`: what is to be predicted, and what outputs mean (`coterie.core.targets`).
     - `loss(params, batch)`: the mean training loss over the examples, each counting its mask, and the updated buffers.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        kind: Kind = "classification",
+        kind: Target | str = "classification",
         *,
         num_classes: int | None = None,
         head: str | None = None,
         loss: LossFn | None = None,
-        decode: Decode | None = None,
+        decode: Decoder | None = None,
         bf16: bool = False,
+        augment: Augment | None = None,
+        metrics: tuple[str, ...] = (),
     ) -> None:
-        if kind not in ("classification", "regression"):
-            raise ValueError(f"kind is 'classification' or 'regression', not {kind!r}")
+        if isinstance(kind, str) and kind not in ("classification", "regression"):
+            raise ValueError(f"kind is 'classification', 'regression' or a target, not {kind!r}")
         if any(map(nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
             raise ValueError("the model has lazy layers: call it once on an example so that its shapes are known")
-        self.kind: Kind = kind
-        self.num_classes = num_classes
-        self.decode = decode  # of inputs that are bytes; floats go to the model as they are
+        named = Classes(num_classes) if kind == "classification" else Numbers()
+        self.target = named if isinstance(kind, str) else kind  # what outputs mean
+        self.num_classes = self.target.num_classes  # of which the outputs are logits; None if they are anything else
+        self.decode = decode  # of bytes, and of whole numbers that the model does not take as they are
+        self.augment = augment  # changes inputs at random, in training steps only
         self.bf16 = bf16  # products of training steps in half the bits (`coterie.core.precision`)
         self._train = copy.deepcopy(module).train()
         self._eval = copy.deepcopy(module).eval()
-        self._example_losses = loss or (_cross_entropy if kind == "classification" else _squared_error)
+        self.own_loss = loss  # None: the target's
+        self.metrics = metrics  # names of the user's own
         self._first_name = _first_names(module)
         self._places = _places(self._eval, self._first_name)
         self.trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
@@ -84,10 +92,11 @@ class Task:
             self._first_name[name] for name, p in module.named_parameters() if not p.requires_grad
         )
         self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in module.modules())
-        self.head_module = _find_head(module, head)
+        self.attends = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
+        self.head_module = find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
         self.head_is_last: bool | None = None  # whether outputs are the head's; None: nobody looked (`make_task` does)
-        self._structure = (kind, num_classes, head, self._example_losses, decode, bf16, _structure(self._train))
+        self._structure = (self.target, head, loss, decode, bf16, augment, _structure(self._train))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same functions of parameters and data, whatever their models begin at.
@@ -97,7 +106,7 @@ class Task:
         return self is other or (isinstance(other, Task) and self._structure == other._structure)
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.num_classes, self.trainable, tuple(self._first_name)))
+        return hash((self.target, self.trainable, tuple(self._first_name)))
 
     def parts(self) -> tuple[Any, ...]:
         """What two tasks must have in common to be equal; the module last, whose values do not matter."""
@@ -122,9 +131,8 @@ class Task:
         if only is not None:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(parameter.requires_grad and name in only)
-        loss, head = self._example_losses, self.head_module or None
-        same: dict[str, Any] = {"num_classes": self.num_classes, "decode": self.decode, "bf16": self.bf16}
-        return Task(module, self.kind, head=head, loss=loss, **same)
+        same: dict[str, Any] = {key: getattr(self, key) for key in ("decode", "bf16", "augment", "metrics")}
+        return Task(module, self.target, head=self.head_module or None, loss=self.own_loss, **same)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained parameters, everything else)."""
@@ -149,25 +157,36 @@ class Task:
         try:
             for own, key, name, _ in self._places:
                 own[key] = params[name]
-            return self._eval(x)  # type: ignore[no-any-return]
+            with AttentionInProducts() if self.attends else contextlib.nullcontext():
+                return self._eval(x)  # type: ignore[no-any-return]
         finally:
             for own, key, _, original in self._places:
                 own[key] = original
 
-    def losses(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        return self.output_losses(self.logits(params, x), y)
+    def losses(self, params: Params, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return self.output_losses(self.logits(params, x), y, weight)
 
-    def output_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss an example, from outputs that are there already."""
-        losses = self._example_losses(outputs, y)
+    def output_losses(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """One loss an example, from outputs that are there already; only joint losses look at the examples' weights."""
+        losses = self.target.losses(outputs, y, weight) if self.own_loss is None else self.own_loss(outputs, y)
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"the loss must give one number an example, {outputs.shape[0]}, not {tuple(losses.shape)}")
         return losses
 
     @property
+    def kind(self) -> str:
+        """The name of the kind of target."""
+        return self.target.kind
+
+    @property
     def log_loss(self) -> bool:
-        """Whether the loss is -log p_y."""
-        return self._example_losses is _cross_entropy
+        """Whether the loss is -log p_y of a classification."""
+        return self.own_loss is None and isinstance(self.target, Classes)
+
+    @property
+    def joint(self) -> bool:
+        """Whether the loss of an example depends on the others of its minibatch, as Cox's does."""
+        return self.own_loss is None and self.target.joint
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""
@@ -176,7 +195,7 @@ class Task:
 
     def batch_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """sum mask_i loss_i / sum mask_i, from outputs that are there already."""
-        losses = self.output_losses(outputs, batch.y)
+        losses = self.output_losses(outputs, batch.y, batch.mask)
         return (losses * batch.mask).sum() / batch.mask.sum().clamp_min(MIN_TOTAL_WEIGHT)
 
     def outputs_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
@@ -204,8 +223,11 @@ class Task:
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
+        x = self._decoded(batch.x)
+        if self.augment is not None:
+            x = self.augment(x, batch.key ^ _AUGMENT_KEY)
         with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
-            outputs = functional_call(self._train, {**trained, **rest}, (self._decoded(batch.x),))
+            outputs = functional_call(self._train, {**trained, **rest}, (x,))
         return outputs, rest
 
     def features(self, params: Params, x: Tensor) -> Tensor:
@@ -252,7 +274,8 @@ class Task:
         return frozenset(self._first_name[name] for name in names)
 
 
-def _find_head(module: nn.Module, name: str | None) -> str | None:
+def find_head(module: nn.Module, name: str | None) -> str | None:
+    """Return the name of a model's head: `name` if it has such a layer, by default its last linear layer, if any."""
     if name is None:
         linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
         return linear[-1] if linear else None
@@ -312,36 +335,62 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
     return type(module), plain(vars(module))
 
 
-def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
-    losses = F.cross_entropy(out, y, reduction="none")
-    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+def make_task(module: Any, kind: Target | str, num_classes: int | None, example: Tensor, **options: Any) -> Task:
+    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not.
 
-
-def _squared_error(out: Tensor, y: Tensor) -> Tensor:
-    if out.ndim == y.ndim + 1 and out.shape[-1] == 1:
-        out = out.squeeze(-1)
-    if out.shape != y.shape:
-        raise ValueError(f"the model's outputs {tuple(out.shape)} do not match the targets {tuple(y.shape)}")
-    losses = (out - y.to(out.dtype)) ** 2
-    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-
-def make_task(module: Any, kind: Kind, num_classes: int | None, example: Tensor, **options: Any) -> Task:
-    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not."""
+    Whole numbers, such as the tokens of a text, go to the model as they are, unless it takes nothing but floats.
+    """
     task = Task(module, kind, num_classes=num_classes, **options)
+    example = _some_of(example)
     try:
         with torch.no_grad():
-            out = task.logits(task.init(), example[:2])
+            try:
+                out = task.logits(task.init(), example)
+            except (RuntimeError, TypeError):
+                if task.decode is not None or example.is_floating_point():
+                    raise
+                task = Task(module, kind, num_classes=num_classes, **{**options, "decode": as_floats})
+                out = task.logits(task.init(), example)
     except Exception as error:
+        if isinstance(error, IndexError) and not example.is_floating_point():
+            raise ValueError(
+                f"the model does not accept whole numbers from {int(example.min())} to {int(example.max())}, which the "
+                f"inputs have ({error}): its table of embeddings may be too small"
+            ) from error
         why = f"{error}{in_user_code(error)}"
         raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {why}") from error
-    if kind == "classification" and (out.ndim < 2 or (num_classes is not None and out.shape[1] < num_classes)):
-        raise ValueError(
-            f"the model gives outputs of shape {tuple(out.shape)}, but the data has {num_classes} classes: "
-            f"its last layer needs {num_classes} outputs"
-        )
-    task.head_is_last = _head_is_last(task, example[:2], out)
+    if (problem := task.target.problem(out)) is not None:
+        raise ValueError(problem)
+    if task.target.num_outputs is not None:
+        try:
+            task.output_losses(out, task.target.blank(len(out)).to(out.device))
+        except Exception as error:
+            raise ValueError(f"the loss cannot be computed: {error}{in_user_code(error)}") from error
+    if task.augment is not None:
+        _check_augmentation(task, example)
+    task.head_is_last = _head_is_last(task, example, out)
     return task
+
+
+@torch.no_grad()
+def _check_augmentation(task: Task, x: Tensor) -> None:
+    assert task.augment is not None
+    x = task._decoded(x)
+    try:
+        changed = task.augment(x, torch.tensor(1))
+    except Exception as error:
+        raise ValueError(f"the augmentation does not accept these inputs: {error}{in_user_code(error)}") from error
+    if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (x.shape, x.dtype):
+        raise ValueError(
+            f"the augmentation must return inputs of the same type and shape, {tuple(x.shape)}, one by one"
+        )
+
+
+def _some_of(inputs: Tensor) -> Tensor:
+    """Return two inputs; of whole numbers the smallest and the largest at every place, which tables may lack."""
+    if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool) or inputs.is_meta or len(inputs) < 2:
+        return inputs[:2]
+    return torch.stack([inputs.amin(0), inputs.amax(0)])
 
 
 @torch.no_grad()

@@ -19,12 +19,14 @@ from torch.func import grad, grad_and_value
 
 from coterie.core import privacy, tree
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
-from coterie.core.optimizers import Optimizer, with_lr, without_lr
+from coterie.core.optimizers import Optimizer
 from coterie.core.scan import scan
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
+from coterie.core.wrapped import with_lr, without_lr
 
 EVALUATION_BATCH = 128  # examples in a minibatch where nothing is trained
+TINY_STEP = 1e-12  # a step size that stands for 0 where it is divided by
 Penalty = Callable[[Params, Any], Tensor]  # (trained parameters, anchor) -> scalar that is added to the loss
 PenaltyGradient = Callable[[Params, Params], Params]  # (trained parameters, anchor) -> gradient of a penalty
 FeaturePenalty = Callable[[Tensor, Batch, Any], Tensor]  # (features [batch, dim], batch, anchor) -> scalar, likewise
@@ -223,7 +225,7 @@ def proximal_steps(
     return {**trained, **rest}, loss
 
 
-def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float:
+def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float | Tensor:
     """Return the step size eta with which w <- w - eta lam (w - theta) moves w as far as one optimiser step would.
 
     theta are `steps` = K steps on f_B(theta) + (lam / 2) ||theta - w||^2 from w. With SGD of step size a, and g the
@@ -242,8 +244,14 @@ def envelope_step(optimizer: Optimizer, lam: float, steps: int) -> float:
     """
     if optimizer.steady_step() is None:
         return 1 / (steps * lam)
-    left = max(0.0, 1 - optimizer.lr * lam)  # of the distance to w, after a step
-    return min(optimizer.lr / (1 - left**steps), 1 / lam)
+    lr: Any = optimizer.lr
+    if isinstance(lr, Tensor):  # it has a schedule, which may take it to 0
+        lr = lr.clamp_min(TINY_STEP)
+        gone = -torch.expm1(steps * torch.log1p(-(lr * lam).clamp_max(1)))  # of the distance to w, after K steps
+        paced: Tensor = (lr / gone).clamp_max(1 / lam)
+        return paced
+    left = max(0.0, 1 - lr * lam)  # of the distance to w, after a step
+    return float(min(lr / (1 - left**steps), 1 / lam))
 
 
 def mean_loss(
@@ -258,7 +266,7 @@ def mean_loss(
 
     def step(carry: Any, aux: Any, batch: Batch) -> Tree:
         total, seen = carry
-        losses = task.losses(aux, batch.x, batch.y)
+        losses = task.losses(aux, batch.x, batch.y, batch.mask)
         if guard is not None:
             losses = torch.nan_to_num(losses, most).clamp(0, most)
         return total + (losses * batch.mask).sum(), seen + batch.mask.sum()

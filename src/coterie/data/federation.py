@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from coterie.core import rng
 from coterie.core.decode import Decode
 from coterie.core.errors import DataError
-from coterie.core.task import Kind
+from coterie.core.targets import Target, known
 from coterie.data.datasets import gather
 
 Index = NDArray[np.int64]
@@ -37,7 +37,7 @@ class Split:
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
-_CACHED = ("largest", "sizes", "rank", "train")  # cached properties, which a copy computes anew
+_CACHED = ("largest", "sizes", "rank", "train", "kept")  # cached properties, which a copy computes anew
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class Federation:
     x: Tensor  # [pool, ...]
     y: Tensor  # [pool, ...]
     clients: Mapping[str, Split]  # by client name, in the order of client ids
-    num_classes: int | None  # None: regression
+    num_classes: int | None  # of `y`, whose values are 0, 1, ...; None: there are no classes
     classes: tuple[str, ...] = ()  # names of the classes; empty: they are numbered
     weights: Tensor | None = None  # [pool]: weights of the examples in training; None: all equal
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # each client's record, as JSON
     files: Mapping[str, str] = field(default_factory=dict)  # the user's files that it was read from, with their SHA-256
     decode: Decode | None = None  # how uint8 inputs become numbers when a minibatch enters the model
+    declared: Target | None = None  # None: classes if there are any, and else numbers
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,8 +63,18 @@ class Federation:
             _check(self)
 
     @property
-    def kind(self) -> Kind:
-        return "regression" if self.num_classes is None else "classification"
+    def target(self) -> Target:
+        """What is to be predicted."""
+        return self.declared or known(self.num_classes, tuple(self.y.shape[1:]))
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind of target."""
+        return self.target.kind
+
+    def strata(self, positions: Index) -> NDArray[np.generic] | None:
+        """Return a label for each of these examples by which splits are stratified; None if there is none."""
+        return self.target.strata(self.y.cpu().numpy()[positions])
 
     @functools.cached_property
     def largest(self) -> int:
@@ -85,6 +96,11 @@ class Federation:
     def train(self) -> list[Index]:
         """Every client's training positions, as contiguous arrays."""
         return [np.ascontiguousarray(split.train, np.int64) for split in self.clients.values()]
+
+    @functools.cached_property
+    def kept(self) -> dict[str, Any]:
+        """What was computed of the examples and is worth keeping for other runs on them; a copy begins with nothing."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached properties: a copy has other memory addresses."""
@@ -108,6 +124,7 @@ def from_clients(
     name: str = "own-data",
     num_classes: int | None = None,
     regression: bool | None = None,
+    target: Target | None = None,
     validation: float = 0.1,
     test: float = 0.3,
     seed: int = 0,
@@ -119,12 +136,22 @@ def from_clients(
         name: The name of the federation.
         num_classes: The number of classes, which are 0, 1, ...; by default one more than the largest label.
         regression: Whether targets are numbers to predict; by default if they are floating-point.
+        target: What is to be predicted, if it is neither classes nor numbers (`coterie.core.targets`).
         validation: Share of each client's examples for validation; from 1 on, their number.
         test: Share of each client's examples for testing; from 1 on, their number.
         seed: Seed of the splits.
 
     Raises:
         DataError: A client has too few examples, or examples that do not fit those of the first client.
+
+    Examples:
+        >>> import coterie, torch
+        >>> sites = {name: (torch.randn(50, 4), torch.arange(50) % 2) for name in ("north", "south")}
+        >>> federation = coterie.from_clients(sites, test=0.2)
+        >>> federation.names, federation.num_classes
+        (('north', 'south'), 2)
+        >>> len(federation.clients["north"].test)
+        10
     """
     given = clients if isinstance(clients, Mapping) else {f"client-{i + 1}": each for i, each in enumerate(clients)}
     named = {name: gather(name, each) if isinstance(each, Dataset) else each for name, each in given.items()}
@@ -134,6 +161,8 @@ def from_clients(
     first = next(iter(named.values()))
     if regression is None:
         regression = torch.as_tensor(first[1]).is_floating_point()
+    if target is not None:
+        regression, num_classes = False, target.num_values
     for client, (x_any, y_any) in named.items():
         x, y = torch.as_tensor(x_any), torch.as_tensor(y_any)
         if len(x) != len(y):
@@ -143,19 +172,32 @@ def from_clients(
                 f"client '{client}': inputs of shape {tuple(x.shape[1:])}, but the first client has "
                 f"{tuple(torch.as_tensor(first[0]).shape[1:])}"
             )
-        labels = None if regression else y.numpy()
+        y = _fitting(client, y, target) if target is not None else y.float() if regression else y.long()
+        labels = None if regression else target.strata(y.numpy()) if target is not None else y.numpy()
         parts = split_client(client, len(x), labels, validation, test, seed)
         splits[client] = Split(*(part + start for part in (parts.train, parts.validation, parts.test)))
         xs.append(x)
-        ys.append(y if regression else y.long())
+        ys.append(y)
         start += len(x)
     y_pool = torch.cat(ys)
     if regression:
-        y_pool, num_classes = y_pool.float(), None
-    elif num_classes is None:
+        num_classes = None
+    elif target is None and num_classes is None:
         num_classes = max(int(y_pool.max()) + 1, 2) if len(y_pool) else 2
     x_pool = torch.cat(xs)
-    return Federation(name, x_pool if x_pool.is_floating_point() else x_pool.float(), y_pool, splits, num_classes)
+    if x_pool.dtype in (torch.int16, torch.int32, torch.int64):
+        x_pool = x_pool.long()  # perhaps tokens; a model that takes only floats gets floats (`make_task`)
+    elif not x_pool.is_floating_point():
+        x_pool = x_pool.float()
+    return Federation(name, x_pool, y_pool, splits, num_classes, declared=target)
+
+
+def _fitting(client: str, y: Tensor, target: Target) -> Tensor:
+    """Return a client's targets in the type of `target`; raise `DataError` if they have another shape."""
+    if y.shape[1:] != target.shape:
+        shape = f"{tuple(y.shape[1:])} instead of {target.shape}"
+        raise DataError(f"client '{client}': a target has the shape {shape}, which {target.words} needs")
+    return y.to(target.dtype)
 
 
 def split_again(federation: Federation, *, validation: float, test: float, seed: int) -> Federation:
@@ -163,8 +205,7 @@ def split_again(federation: Federation, *, validation: float, test: float, seed:
     clients = {}
     for name, split in federation.clients.items():
         own = np.sort(np.concatenate([split.train, split.validation, split.test]))
-        labels = None if federation.num_classes is None else federation.y[own].numpy()
-        parts = split_client(name, len(own), labels, validation, test, seed)
+        parts = split_client(name, len(own), federation.strata(own), validation, test, seed)
         clients[name] = Split(*(own[part] for part in (parts.train, parts.validation, parts.test)))
     return replace_unchecked(federation, clients=clients)
 
@@ -279,13 +320,7 @@ def _check(federation: Federation) -> None:
     if federation.x.is_floating_point():
         bad = ~torch.isfinite(federation.x.flatten(1)).all(1)
         _blame_owner(federation, bad, "a missing or infinite value (NaN or Inf) in its inputs")
-    if federation.num_classes is None:
-        bad = ~torch.isfinite(federation.y.flatten(1) if federation.y.ndim > 1 else federation.y[:, None]).all(1)
-        _blame_owner(federation, bad, "a missing or infinite target")
-    else:
-        bad = (federation.y < 0) | (federation.y >= federation.num_classes)
-        bad = bad.flatten(1).any(1) if bad.ndim > 1 else bad
-        _blame_owner(federation, bad, f"a label outside 0..{federation.num_classes - 1}")
+    _blame_owner(federation, *federation.target.misfits(federation.y))
 
 
 def _blame_owner(federation: Federation, bad: Tensor, what: str) -> None:

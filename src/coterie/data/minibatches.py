@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie.core import rng
 from coterie.core.batches import NOBODY_DRAWN, Batches, Withheld
+from coterie.core.schedules import Pacing
 from coterie.data.federation import Federation, Index
 
 Seeds = NDArray[np.uint64]
@@ -34,6 +35,7 @@ class Plan:
     width: int | None = None  # what minibatches are filled up to; None: as in `draw`
     poisson: bool = False  # for privacy: each example is in each minibatch with the same chance, whoever else is
     withheld: float = 0.0  # share of a client's training examples that it does not train on, but measures models on
+    pacing: Pacing | None = None  # the schedule of the learning rate
 
     def num_steps(self, size: int) -> int:
         """Minibatches a client of `size` training examples sees in a round."""
@@ -76,7 +78,17 @@ def draw(federation: Federation, ids: Sequence[int], plan: Plan, *, seed: int, p
         count=torch.tensor(sizes, dtype=torch.float32, device=device),
         withheld=_filled(own, out, width, federation) if out else (),
         everyone=_filled(own, own, width, federation) if plan.poisson and epochs else (),
+        pace=() if plan.pacing is None else torch.from_numpy(_paces(plan, plan.pacing, round, sizes, key)).to(device),
     )
+
+
+def _paces(plan: Plan, pacing: Pacing, round: int, sizes: list[int], key: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the pace of every minibatch, shaped as the keys are; 1 for padding."""
+    pace = np.ones(key.shape, np.float32)
+    for row, size in enumerate(sizes):
+        steps = plan.steps or -(-size // plan.batch_size)
+        pace[row, :, :steps] = pacing.paces(round, len(pace[row]) * steps).reshape(-1, steps)
+    return pace
 
 
 def withhold(own: list[Index], seeds: Seeds, plan: Plan) -> tuple[list[Index], list[Index]]:

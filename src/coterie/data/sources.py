@@ -11,7 +11,8 @@ from typing import Any
 from coterie.data.download.locations import DatasetFiles
 from coterie.data.federation import Federation
 from coterie.data.pool import Pool
-from coterie.data.readers import cifar, embedded, folders, idx, leaf, npz
+from coterie.data.readers import cifar, embedded, folders, idx, leaf, npz, wards
+from coterie.data.readers.dialects import VOCABULARY, dialects
 from coterie.data.readers.hospitals import hospitals
 from coterie.data.readers.pfedbred import pfedbred
 from coterie.data.readers.synthetic import synthetic
@@ -113,12 +114,25 @@ def _files(name: str, about: str, facts: DatasetFacts, module: Any, defaults: Ma
     return Source(None, about, defaults, facts, module.read_pool, module.FILES[name])
 
 
+def _wards(load: Callable[..., Federation], about: str, target: str) -> Source:
+    facts = DatasetFacts("2,970", target, "none", "generated (docs/tasks.md)")
+    return Source(
+        load, f"six small wards: {about}", _adam(20, 0.01, model="linear", local_epochs=2, batch_size=16), facts
+    )
+
+
 SOURCES: dict[str, Source] = {
     "hospitals": Source(
         hospitals,
         "eight small hospitals: six share an illness, two do not; what is true is known",
         _sgd(20, 0.1, model="mlp", local_epochs=3, take_home="best"),
         DatasetFacts("8,950", "2", "none", "generated"),
+    ),
+    "dialects": Source(
+        dialects,
+        "weather reports as tokens: eight villages with two dialects that have false friends",
+        _adam(40, 3e-3, model=f"transformer:dim=32:layers=1:hidden=64:vocabulary={VOCABULARY}", local_epochs=2),
+        DatasetFacts("4,240", "4", "none", "generated"),
     ),
     "synthetic-feature-skew": _synthetic("FedMAP's feature skew: 10 clients x 2,000, 30 features", "20,000"),
     "synthetic-quantity-skew": _synthetic(
@@ -151,6 +165,12 @@ SOURCES: dict[str, Source] = {
         _sgd(10, 0.3, model="linear", local_epochs=40, batch_size=24, validation=0.2, test=0.5),
         DatasetFacts("240", "regression", "none", "generated (FedeRiCo's recipe)"),
     ),
+    "complications": _wards(
+        wards.complications, "three complications of a patient, each of which happens or not", "labels"
+    ),
+    "severity": _wards(wards.severity, "how severe an illness is, in four ordered levels", "4 levels"),
+    "survival-times": _wards(wards.survival_times, "times until an event, some of which were not seen", "times"),
+    "wards": _wards(wards.wards, "death, days in hospital and severity at once, often not recorded", "3 targets"),
     "digits": Source(
         embedded.digits,
         "scikit-learn's 8x8 digits, 10 clients by Dirichlet(0.3) over the classes",

@@ -19,7 +19,7 @@ def balanced(federation: Federation) -> Federation:
         ConfigError: The data has no classes.
     """
     if federation.num_classes is None or federation.y.ndim != 1:
-        raise ConfigError(["class_weights: this is a regression, which has no classes to weight"])
+        raise ConfigError([f"class_weights: this is {federation.target.words}, which has no classes to weight"])
     weights = torch.ones(len(federation.y))
     for split in federation.clients.values():
         own = torch.from_numpy(split.train)

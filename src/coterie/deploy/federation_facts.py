@@ -8,6 +8,7 @@ formats as a simulation does, without any data of other sites.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -21,15 +22,19 @@ from coterie.core.batches import Batches
 from coterie.core.decode import Decode
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.method import Population
+from coterie.core.targets import Target, from_json, known
 from coterie.core.task import Task, make_task
 from coterie.core.tree import Tree
+from coterie.data.augment import find_augmentation
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.deploy.refused import Refused
-from coterie.deploy.schema import MAX_SITES, Classes, Examples, Scaling, Shape, Strict
+from coterie.deploy.schema import MAX_SITES, Classes, Examples, Scaling, Shape, Strict, TargetText
 from coterie.engine.engine import one_thread
+from coterie.evaluation.metrics import add
+from coterie.experiment.building import completed
 from coterie.experiment.config import Config
-from coterie.experiment.setup import Model
+from coterie.experiment.setup import Model, named_loss
 from coterie.methods.fields import AnyMethod
 from coterie.models import find_model
 
@@ -44,9 +49,10 @@ class Declaration(Strict):
     test: Examples
     shape: Shape  # of an input
     y_shape: Shape  # of a target
-    classes: Classes | None  # None: regression
+    classes: Classes | None  # of which a target is one; None: it is something else
     dtype: InputType = "float32"
     decode: Scaling | None = None  # how bytes become numbers
+    task: TargetText = ""  # what is to be predicted, if it is neither classes nor numbers
 
 
 def declare(federation: Federation) -> Declaration:
@@ -63,6 +69,7 @@ def declare(federation: Federation) -> Declaration:
         classes=federation.num_classes,
         dtype=dtype,
         decode=None if decode is None else Scaling(mean=decode.mean, std=decode.std),
+        task="" if federation.declared is None else json.dumps(federation.declared.to_json(), sort_keys=True),
     )
 
 
@@ -77,14 +84,17 @@ class FederationFacts(Strict):
     largest: Examples  # training examples of the largest site
     dtype: InputType = "float32"
     decode: Scaling | None = None
+    task: TargetText = ""
 
     @property
-    def kind(self) -> Any:
-        return "regression" if self.classes is None else "classification"
+    def declared(self) -> Target | None:
+        """What is to be predicted, if it is neither classes nor numbers."""
+        return from_json(json.loads(self.task)) if self.task else None
 
     @property
-    def outputs(self) -> int:
-        return self.classes or int(np.prod(self.y_shape, dtype=int))
+    def target(self) -> Target:
+        """What is to be predicted."""
+        return self.declared or known(self.classes, self.y_shape)
 
     def blank(self, number: int) -> torch.Tensor:
         """Return zero inputs of the right shape and type."""
@@ -114,6 +124,7 @@ def gather_facts(config: Config, declared: Mapping[str, Declaration]) -> Federat
         largest=max(each.train for each in declared.values()),
         dtype=first.dtype,
         decode=first.decode,
+        task=first.task,
     )
 
 
@@ -132,8 +143,8 @@ def federation_without_data(config: Config, declared: Mapping[str, Declaration],
         for name, each in declared.items()
     }
     x = torch.zeros(1, dtype=torch.uint8).expand(1, *facts.shape)
-    y = torch.zeros(1, dtype=torch.float32 if facts.classes is None else torch.int64).expand(1, *facts.y_shape)
-    return Federation(config.data, x, y, splits, facts.classes)
+    y = torch.zeros(1, dtype=facts.target.dtype).expand(1, *facts.y_shape)
+    return Federation(config.data, x, y, splits, facts.classes, declared=facts.declared)
 
 
 def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
@@ -141,16 +152,22 @@ def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
         factory = find_model(model) if isinstance(model, str) else model
-        module = factory if isinstance(factory, torch.nn.Module) else factory(facts.shape, facts.outputs)
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
+        module = (
+            factory if isinstance(factory, torch.nn.Module) else factory(facts.shape, facts.target.num_outputs or 1)
+        )
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError([f"model '{model}' gave a {type(module).__name__}, not an nn.Module"])
+        module = completed(module, config.pretrained, config.adapter, config.head)
     try:
         own: dict[str, Any] = {
             "head": config.head,
             "decode": facts.decode and Decode(facts.decode.mean, facts.decode.std),
             "bf16": config.bf16,
+            "augment": config.augment and find_augmentation(config.augment),
+            "loss": named_loss(config, facts.target),
+            "metrics": add(config.metric or ()),
         }
-        return make_task(module, facts.kind, facts.classes, facts.blank(2), **own)
+        return make_task(module, facts.target, None, facts.blank(2), **own)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
 
@@ -178,8 +195,7 @@ def message_forms(
     plan = facts.plan(config)
     steps = torch.zeros(1 if plan.steps else plan.epochs, plan.steps or 1, 2, dtype=torch.int64)
     x = facts.blank(2)
-    y = torch.zeros(2, *facts.y_shape, dtype=torch.float32 if facts.classes is None else torch.int64)
-    batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(2.0))
+    batches = Batches(x, facts.target.blank(2), steps, steps.float(), steps[..., 0], torch.tensor(2.0))
     down = tree.rows(method.dispatch(server, torch.tensor([index]), torch.Generator()), 0)
     with one_thread():
         _, up, info = method.local_update(task, method.init_client(task.init()), down, batches)
@@ -188,8 +204,10 @@ def message_forms(
 
 def _form(declared: Declaration | FederationFacts) -> tuple[Any, ...]:
     """Return what all sites must have in common."""
-    return declared.shape, declared.y_shape, declared.classes is None, declared.dtype, declared.decode
+    return declared.shape, declared.y_shape, declared.classes is None, declared.dtype, declared.decode, declared.task
 
 
 def _targets(declared: Declaration) -> str:
+    if declared.task:
+        return f"the target {declared.task}"
     return "numbers to predict" if declared.classes is None else f"{declared.classes} classes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.core.errors import CheckpointError, CoterieError
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.deploy import settings
 from coterie.deploy.client_app import from_records, to_records
 from coterie.deploy.keys import identity_at, read_identity, read_keyring
 from coterie.deploy.ledger import Ledger
+from coterie.deploy.processes import FOLDER
 from coterie.deploy.recommend import recommend_over
 from coterie.deploy.server import Server
 from coterie.deploy.site import Site
@@ -49,7 +51,15 @@ def server_app(model: Model | None = None) -> ServerApp:
 
 def run_server(grid: Grid, run_config: Mapping[str, Any], model: Model | None) -> None:
     """Run or resume a federation; an error is also written to error.json in the run folder."""
-    config, method, deploy = settings.read(run_config, own_data=False, own_model=model is not None)
+    if (folder := os.environ.get(FOLDER)) and folder not in sys.path:
+        sys.path.append(folder)  # a user's own modules are there, as for the command that started the server
+    try:
+        config, method, deploy = settings.read(run_config, own_data=False, own_model=model is not None)
+    except ConfigError as error:
+        if wanted := str(run_config.get("deploy.out", "")):  # whoever waits for the run looks there
+            Path(wanted).mkdir(parents=True, exist_ok=True)
+            files.write_json(Path(wanted) / "error.json", {"error": str(error)})
+        raise
     out = Path(deploy.out) if deploy.out else default_out(config)
     with files.private(), one_server(out):
         if deploy.resume:

@@ -46,10 +46,11 @@ class Ledger:
     run: str
     life: int = 1
     round: int = 0  # the last closed message; after the rounds come a last evaluation and the finish
-    rounds: int = 0  # of the run
+    rounds: int = 0  # of the run; of one that was stopped early, those until then
     metric: str = ""  # by which rounds are selected
     best: int = 0
     best_alone: int = 0
+    stopped: Record | None = None  # after which round the server stopped early, and why
     finished: bool = False
     doing: str = ""  # what a recommendation is at; a run is at a round
     declared: dict[str, Declaration] = dataclasses.field(default_factory=dict)  # in the order of client ids

@@ -14,14 +14,15 @@ from coterie.core.toml import to_toml
 from coterie.core.tree import Tree
 from coterie.deploy.schema import Metrics, Part
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS
-from coterie.experiment import report_data
+from coterie.evaluation.scoring import metrics_of
+from coterie.experiment import report_data, stopping
 from coterie.experiment.conclude import finish
 from coterie.experiment.progress import Silent
 from coterie.experiment.records import table_rows
 from coterie.experiment.result import Result
 from coterie.experiment.run import write_models, write_report
 from coterie.experiment.setup import Setup
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
 from coterie.storage import files
 from coterie.storage.run_folder import VALIDATION, RunFolder, safe_name
@@ -46,6 +47,7 @@ def conclude(
     results: SiteResults | None,
     reference: Result | None = None,
     population: int | None = None,
+    stopped: Stop | None = None,
 ) -> Result:
     """Write a run folder, but for its tables, and return its result.
 
@@ -61,6 +63,7 @@ def conclude(
             written.
         reference: The result of training alone.
         population: The size of the federation, if `setup` is that of one site.
+        stopped: When and why the rounds ended early, if they did.
     """
     rows = table_rows(setup, records, best)
     views, predictions, validation = results or SiteResults((), NO_PREDICTIONS)
@@ -77,10 +80,13 @@ def conclude(
         {},
         validation=validation,
         budget=setup.budget,
+        stopped=stopped,
     )
     folder = RunFolder(out)
     if not (out / "config.toml").exists():
         folder.create(to_toml(setup.config.to_file()))
+    if stopped is not None:
+        stopping.write(out, stopped)
     if results is None and reference is not None:
         for row, gain, other in zip(rows, result.gains(), reference.clients, strict=True):
             row[f"local_test_{result.metric}"] = other[f"test_{result.metric}"]
@@ -131,8 +137,7 @@ def scores(setup: Setup, metrics: Sequence[Metrics | None]) -> Record:
         if part.startswith("global_") and not any(each and part in each for each in metrics):
             continue
         found[part] = {
-            name: [_number((each or {}).get(part, {}).get(name)) for each in metrics]
-            for name in METRICS[setup.task.kind]
+            name: [_number((each or {}).get(part, {}).get(name)) for each in metrics] for name in metrics_of(setup.task)
         }
     return found
 

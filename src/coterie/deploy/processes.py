@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coterie.core.errors import CoterieError
 
+FOLDER = "COTERIE_FOLDER"  # the variable that tells the ServerApp where the command began
 FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -38,6 +39,7 @@ def environment(home: Path | None = None, more: Mapping[str, str] | None = None)
     here = str(Path(sys.executable).parent)
     source = str(Path(__file__).parents[2])
     values = {**os.environ, **FLOWER_ENVIRONMENT, "PATH": os.pathsep.join([here, os.environ.get("PATH", "")])}
+    values[FOLDER] = os.getcwd()
     values["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     return {**values, **({"FLWR_HOME": str(home)} if home else {}), **(more or {})}
 

@@ -33,7 +33,7 @@ from coterie.deploy.server import Server
 from coterie.deploy.settings import Deploy
 from coterie.deploy.trial_run import TrialRun
 from coterie.deploy.wire import Envelope
-from coterie.evaluation.metrics import RANGES
+from coterie.evaluation.metrics import about
 from coterie.experiment.config import PARTITION_SETTINGS
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
@@ -41,7 +41,8 @@ from coterie.experiment.silos import OPTIONS
 from coterie.experiment.tuning.candidates import Engines, Train, Trained, Trainee
 from coterie.experiment.tuning.evidence import LOCAL, Evidence, joined
 from coterie.experiment.tuning.panel import Scored
-from coterie.experiment.tuning.recommend import Look, Panel, Recommendation, prepare_panel, run_panel
+from coterie.experiment.tuning.recommend import Panel, prepare_panel, run_panel
+from coterie.experiment.tuning.recommendation import Look, Recommendation
 from coterie.experiment.tuning.search import MethodSearch
 from coterie.methods import METHODS
 from coterie.storage.run_folder import RunFolder, safe_name
@@ -407,7 +408,7 @@ def _evidence(judged: messages.Judged, methods: Sequence[str], metric: str, exam
     expected = len(methods), len(pairs), len(rivals), len(rivals)
     if (len(judged.scores), len(judged.errors), len(judged.ends), len(judged.differing)) != expected:
         raise Refused("bad-header", "numbers for other methods than were asked about")
-    low, high = RANGES[metric]
+    low, high = about(metric).low, about(metric).high
     if any(value is not None and not low <= value <= high for value in judged.scores):
         raise Refused("bad-header", "a score outside of its range")
     if any(value is not None and value < 0 for value in judged.errors):

@@ -6,20 +6,24 @@ not change afterwards. `parse` is the only place where bytes from others become 
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
+from coterie.core.errors import ConfigError
+from coterie.core.targets import from_json
 from coterie.deploy.refused import CODES, Refused
-from coterie.evaluation.metrics import LARGEST, RANGES
+from coterie.evaluation.metrics import LARGEST, about, is_known
 
 T = TypeVar("T")
 MAX_NAME_LENGTH = 200
 MAX_SITES = 10_000
 MAX_EXAMPLES = 10**9
 MAX_CLASSES = 10**6
+MAX_METRICS = 1000
 MAX_ROUNDS = 10**7
 MAX_VALUES = 2**28  # in one example
 MAX_FOLDS = 100
@@ -67,11 +71,20 @@ def _checked_code(code: str) -> str:
 
 
 def _checked_scores(scores: dict[str, float | None]) -> dict[str, float | None]:
-    if not scores.keys() <= RANGES.keys():
+    if not all(len(name) <= MAX_NAME_LENGTH and is_known(name) for name in scores) or len(scores) > MAX_METRICS:
         raise ValueError("unknown metrics")
-    if any(value is not None and not RANGES[name][0] <= value <= RANGES[name][1] for name, value in scores.items()):
+    if any(value is not None and not about(name).low <= value <= about(name).high for name, value in scores.items()):
         raise ValueError("a metric outside of its range")
     return scores
+
+
+def _checked_target(text: str) -> str:
+    try:
+        if text and not 1 <= (from_json(json.loads(text)).num_outputs or 0) <= MAX_CLASSES:
+            raise ValueError("a number of outputs that cannot be")
+    except (ConfigError, ValueError, AttributeError, RecursionError, OverflowError):
+        raise ValueError("no target") from None
+    return text
 
 
 def _few_values(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -95,6 +108,7 @@ Examples = Annotated[int, Field(ge=1, le=MAX_EXAMPLES)]
 Classes = Annotated[int, Field(ge=2, le=MAX_CLASSES)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
 Hash64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TargetText = Annotated[str, Field(max_length=100_000), AfterValidator(_checked_target)]  # JSON of a target
 Shape = Annotated[
     tuple[Annotated[int, Field(ge=1, le=MAX_VALUES)], ...], Field(max_length=8), AfterValidator(_few_values)
 ]

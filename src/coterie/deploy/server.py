@@ -4,6 +4,9 @@ There is one message per round: message t asks a site to evaluate its model afte
 train round t. A round closes when all sites have answered or, after the deadline, when a quorum has; for the method,
 the others were not sampled. After the last round follow one message to evaluate, and one with the selected round, upon
 which each site writes its model to its own disk.
+
+The server decides about early stopping, when message t has told the scores of round t - 1. Round t, which that message
+had trained already, is then dropped: nothing of it is combined, evaluated or kept.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from coterie.deploy.secure import agreement, at_server
 from coterie.deploy.secure.at_server import SecureSum
 from coterie.deploy.wire import Envelope, as_leaf
 from coterie.engine import Central, make_peers
-from coterie.evaluation.metrics import default_metric
+from coterie.evaluation.scoring import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
 from coterie.experiment.privacy import install as privacy
@@ -54,6 +57,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.run import local_like
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.simulation import Round, Simulation
+from coterie.experiment.stopping import Stop, early_stop
 from coterie.methods.fields import AnyMethod
 from coterie.storage.run_folder import RunFolder
 from coterie.storage.state import State
@@ -89,10 +93,11 @@ class Server:
             ledger.save(self.out)
         joining.wait(self.out)
         rounds = Rounds.begin(self, ledger, joining, folder)
-        ledger.rounds, ledger.metric = self.config.rounds, rounds.setup.metric
+        if ledger.stopped is None:
+            ledger.rounds, ledger.metric = self.config.rounds, rounds.setup.metric
         ledger.save(self.out)
-        for number in range(ledger.round + 1, self.config.rounds + 2):
-            rounds.play(number)
+        while ledger.round <= ledger.rounds:
+            rounds.play(ledger.round + 1)
         return rounds.finish()
 
 
@@ -127,7 +132,7 @@ class Rounds:
         peers = make_peers(config.topology, federation.names, config.seed)
         if peers is not None and not method.peer_to_peer:
             raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-        metric = config.select or default_metric(facts.classes)
+        metric = config.select or default_metric(facts.target)
         config = config.model_copy(update={"select": metric})
         shapes = dataclasses.replace(federation, x=facts.blank(1))
         made = privacy.at_server(config, method, task, shapes, facts.plan(config))
@@ -159,6 +164,7 @@ class Rounds:
         if ledger.round:
             state = folder.load(ledger.round, state)[0]
         sim = Simulation(method, task, federation, facts.plan(config), facts.audience, config.seed, state, Central())
+        sim.sampler = config.sampler
         records = folder.read_rounds(ledger.round - 1)
         folder.rewrite_rounds(records)
         beside = RunFolder(server.out / "reference")
@@ -201,6 +207,10 @@ class Rounds:
         if evaluating:
             self._evaluated(answers)
         self._close_pending()
+        stop = early_stop(self.config, self.setup.metric, self.records) if evaluating else None
+        if stop is not None:
+            self._stop(number, stop)
+            return
         if not last:
             given = [i for i in sampled if self.names[i] in answers]
             for i in {*given} - {*self._aggregate(number, given, answers, down)}:
@@ -219,9 +229,19 @@ class Rounds:
         at_server.drop_files(self.server.out)
         self._show(number, answers, training)
 
+    def _stop(self, number: int, stop: Stop) -> None:
+        """End the rounds: message `number` was the last one, and what was trained upon it is dropped."""
+        self.ledger.round, self.ledger.rounds, self.ledger.stopped = number, stop.round, stop.to_json()
+        self.folder.save(number, self.sim.state, self.ledger.best or None)
+        self.ledger.save(self.server.out)
+        at_server.drop_files(self.server.out)
+        self.ledger.show(self.server.out)
+        self.server.say(stop.sentence())
+
     def finish(self) -> Result:
         """Send the selected round to every site, which writes its model, and write the server's run folder."""
-        number, facts = self.config.rounds + 2, self.facts
+        number, facts = self.ledger.round + 1, self.facts  # by which a site knows how many rounds there were
+        stopped = None if self.ledger.stopped is None else Stop(**self.ledger.stopped)
         selected, alone = self.ledger.best, self.ledger.best_alone
         requests = {
             name: messages.Finish(**self._route(number, name), facts=facts, selected=selected, selected_alone=alone)
@@ -232,9 +252,11 @@ class Rounds:
         if self.alone:
             local = self.setup.with_method(local_like(self.server.method))
             beside = self.server.out / "reference"
-            reference = outcome.conclude(local, beside, self.alone, self.ledger.best_alone, None)
+            ended = None if stopped is None else stopped.of_reference(self.config.method)
+            reference = outcome.conclude(local, beside, self.alone, self.ledger.best_alone, None, stopped=ended)
             write_tables(reference, beside)
-        result = outcome.conclude(self.setup, self.server.out, self.records, self.ledger.best, None, reference)
+        best = self.ledger.best
+        result = outcome.conclude(self.setup, self.server.out, self.records, best, None, reference, stopped=stopped)
         write_tables(result, self.server.out)
         self.ledger.finished = True
         self.ledger.save(self.server.out)
@@ -413,7 +435,7 @@ class Rounds:
         )
 
     def _take_finished(self, name: str, envelope: Envelope, message: FromSite) -> bool:
-        if (message.run, message.life, message.round) != (self.ledger.run, self.ledger.life, self.config.rounds + 2):
+        if (message.run, message.life, message.round) != (self.ledger.run, self.ledger.life, self.ledger.round + 1):
             raise Refused("late")
         guard.open_body(envelope, {})
         if isinstance(message, messages.Refusal):

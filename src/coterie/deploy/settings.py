@@ -19,7 +19,7 @@ from coterie.deploy.contract import Rules
 from coterie.deploy.schema import MAX_FOLDS, MAX_TRIALS
 from coterie.deploy.secure import agreement
 from coterie.experiment.config import TABLES, Config, resolve
-from coterie.experiment.setup import optimizer_values
+from coterie.experiment.setup import optimizer_of
 from coterie.methods.fields import AnyMethod, values_of
 
 # Settings of a simulation, and the name of a published setting, whose values are all in the table already.
@@ -34,6 +34,8 @@ SIMULATION_ONLY = (
     "holdout",
     "references",
     "track",
+    "callbacks",
+    "sections",
     "setting",
 )
 AVERAGE = "trimmed"  # by default, since sites report their own metrics
@@ -121,7 +123,12 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
         values["model"] = "own-model"
     try:
         config, method = resolve(values, own_data=own_data, own_model=own_model)
-        problems += refuse_device(config)
+        problems += refuse_of_simulation(config)
+        if config.pretrained:
+            problems.append(
+                "pretrained: sites could have other files: let a model of your own load the weights (--model)"
+            )
+        problems += ["models: sites with different models are not there yet: use one model"] if config.models else []
     except ConfigError as error:
         problems += error.problems
     try:
@@ -139,14 +146,20 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
             problems.append("deploy.secure: a recommendation compares the sites' messages one by one: leave secure out")
     if problems or config is None or method is None or settings is None:
         raise ConfigError(problems)
-    resolved = {"hyper": values_of(method), "optimizer": optimizer_values(method) or config.optimizer}
+    resolved = {"hyper": values_of(method), "optimizer": optimizer_of(method) or config.optimizer}
     return config.model_copy(update=resolved), method, settings
 
 
-def refuse_device(config: Config) -> list[str]:
-    """Return a problem if a device other than the CPU is asked for."""
-    problem = f"device = {config.device!r}: sites and their server run on the CPU; leave this out"
-    return [] if config.device == "cpu" else [problem]
+def refuse_of_simulation(config: Config) -> list[str]:
+    """Return problems if a device other than the CPU is asked for, or what only a simulation can call."""
+    problems = []
+    if config.device != "cpu":
+        problems.append(f"device = {config.device!r}: sites and their server run on the CPU; leave this out")
+    if config.callbacks:
+        problems.append("callbacks: over Flower the server decides when to stop, by early_stop; leave callbacks out")
+    if config.sections:
+        problems.append("sections: leave them out, and add them at the end: coterie report RUN --section ...")
+    return problems
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -402,7 +402,8 @@ class Site:
 
     def _finish(self, message: messages.Finish, store: Store) -> None:
         workbench = self._workbench(message.facts)
-        site_folder.write(self.name, workbench, store, message.selected, message.selected_alone)
+        rounds = message.round - 2  # fewer than planned, if the server stopped early
+        site_folder.write(self.name, workbench, store, message.selected, message.selected_alone, rounds)
         self._masks(store).forget()
 
     def _workbench(self, facts: FederationFacts) -> Workbench:

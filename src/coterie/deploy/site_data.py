@@ -9,13 +9,13 @@ from typing import Any
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.importing import import_path
-from coterie.data import Federation, from_clients
+from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
 from coterie.deploy.site import one_client
 from coterie.experiment.config import Config
-from coterie.experiment.setup import make_federation
+from coterie.experiment.setup import make_federation, own_clients
 
 Node = Mapping[str, Any]
 DataFunction = Callable[[dict[str, Any]], Any]
@@ -64,15 +64,16 @@ def from_function(name: str, given: Any, config: Config) -> Federation:
         raise DataError(
             f"site '{name}': its data function returns a {type(given).__name__} instead of (inputs, targets)"
         )
-    pair, seed = (given[0], given[1]), config.data_seed
-    return from_clients({name: pair}, name=config.data, seed=seed, validation=config.validation, test=config.test)
+    return dataclasses.replace(own_clients(config, {name: (given[0], given[1])}), name=config.data)
 
 
 def from_file(where: str, name: str, node: Node, config: Config) -> Federation:
     """Read a CSV or Parquet file as `coterie run --silos` does, with the schema's columns and classes, if given."""
     given = {key: str(node[key]) for key in ("target", "schema", "group") if node.get(key)}
     columns = given if given.get("target") or given.get("schema") else {**given, "target": config.target}
-    silos = Silos((where,), **columns, regression=True if node.get("kind") == "regression" else config.regression)
+    regression = True if node.get("kind") == "regression" else config.regression
+    own: dict[str, Any] = {"task": config.task, "horizons": tuple(config.horizons or ())}
+    silos = Silos((where,), **columns, regression=regression, levels=tuple(config.levels or ()), **own)
     found = load_silos(silos, validation=config.validation, test=config.test, seed=config.data_seed)
     stem = found.names[0]
     known = {name: found.preprocessing[stem]}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.optimizers import OPTIMIZERS
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
 from coterie.deploy import guard, messages
@@ -23,7 +24,7 @@ from coterie.deploy.site_roles import RemoteServer
 from coterie.deploy.store import Store
 from coterie.deploy.work import LOOP, Private, Workbench, reported
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS
+from coterie.evaluation.scoring import names_of
 from coterie.experiment.config import method_of
 from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.evidence import LOCAL, evidence_of
@@ -80,8 +81,7 @@ def message_form(bench: Workbench, trial: messages.Trial) -> dict[str, Tree]:
 
 def judge(site: Site, message: messages.Judge, store: Store) -> messages.Judged:
     """Return how good each method was on all examples that were held out, in the folds that all methods have."""
-    kind = "regression" if message.facts.classes is None else "classification"
-    if message.metric not in METRICS[kind]:
+    if message.metric not in (*names_of(message.facts.target), *(site.config.metric or ())):
         raise Refused("bad-header", "an unknown metric")
     if len(set(message.methods)) < len(message.methods) or LOCAL not in message.methods:
         raise Refused("bad-header", "methods that cannot be compared")
@@ -126,6 +126,9 @@ def fold_data(own: Federation, fold: int, folds: int, seed: int) -> Federation:
 def _workbench(site: Site, trial: messages.Trial, facts: FederationFacts, own: Federation) -> Workbench:
     if trial.method not in METHODS:
         raise Refused("bad-header", f"there is no method '{trial.method}'")
+    # What a site imports is for the site to say, not for the server: names of the library's own, or the site's.
+    if (named := dict(trial.optimizer).get("name", "sgd")) not in (*OPTIMIZERS, site.config.optimizer.get("name")):
+        raise Refused("bad-header", f"there is no optimizer '{named}'")
     about = {"method": trial.method, "hyper": dict(trial.hyper), "optimizer": dict(trial.optimizer), "reference": False}
     config = site.config.model_copy(update=about)
     return Workbench.build(config, method_of(config), site.model, facts, own)

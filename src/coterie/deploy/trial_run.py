@@ -84,6 +84,7 @@ class TrialRun:
             base = {name: int(files.read_json(states / BASE)[name]) for name in names}
         plan = facts.plan(config)
         sim = Simulation(method, task, setup.federation, plan, facts.audience, config.seed, state, Central())
+        sim.sampler = config.sampler
         return cls(id, setup, sim, forms, begun, begun + 1, until, keep, base)
 
     @property

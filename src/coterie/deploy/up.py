@@ -23,9 +23,10 @@ from coterie.deploy import app, certs, outcome
 from coterie.deploy.federation_facts import gather_facts
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.processes import Process, alive, call, environment, free_ports, program, wait_for_port
-from coterie.deploy.settings import AVERAGE, quoted, refuse_device
+from coterie.deploy.settings import AVERAGE, quoted, refuse_of_simulation
 from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
+from coterie.experiment import stopping
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.privacy.install import Installed
 from coterie.experiment.result import Result
@@ -207,17 +208,17 @@ def collect(setup: Setup, out: Path) -> Result:
     If a site has not written its results, the folder stays as the server wrote it.
     """
     ledger = Ledger.load(out)
+    stopped = stopping.read(out)
     local = setup.with_method(local_like(setup.method)) if (out / "reference" / "rounds.jsonl").exists() else None
     reference = None
     if local is not None:
         beside = out / "reference"
         alone = RunFolder(beside).read_rounds(local.config.rounds)
-        reference = outcome.conclude(
-            local, beside, alone, ledger.best_alone, _read_results(local, out, ledger, "reference")
-        )
+        found, ended = _read_results(local, out, ledger, "reference"), stopping.read(beside)
+        reference = outcome.conclude(local, beside, alone, ledger.best_alone, found, stopped=ended)
         write_tables(reference, beside)
     records, results = RunFolder(out).read_rounds(setup.config.rounds), _read_results(setup, out, ledger, "")
-    result = outcome.conclude(setup, out, records, ledger.best, results, reference)
+    result = outcome.conclude(setup, out, records, ledger.best, results, reference, stopped=stopped)
     if results is not None and (reference is None or len(reference.predictions.owner)):
         outcome.complete(result, setup, out)
     else:
@@ -243,7 +244,7 @@ def _read_results(setup: Setup, out: Path, ledger: Ledger, part: str) -> outcome
 def part_of(setup: Setup, sites: int | Sequence[str]) -> Setup:
     """Return the same setup with fewer clients: the first `sites`, or those named."""
     whole = setup.federation
-    if problems := refuse_device(setup.config):
+    if problems := refuse_of_simulation(setup.config):
         raise ConfigError(problems)
     if isinstance(sites, int) and not 1 <= sites <= len(whole.names):
         raise ConfigError([f"--sites {sites}: {setup.config.data} has {len(whole.names)} clients"])

@@ -21,7 +21,7 @@ from coterie.deploy.federation_facts import FederationFacts, build_task, message
 from coterie.deploy.outcome import SiteResults
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.engine import Central, Engine
-from coterie.evaluation.metrics import RANGES
+from coterie.evaluation.metrics import about
 from coterie.experiment.config import Config
 from coterie.experiment.privacy.install import Installed, at_site
 from coterie.experiment.run import local_like
@@ -190,8 +190,7 @@ def _scores(sim: Simulation, round: int) -> Metrics:
 
 def reported(name: str, value: float) -> float | None:
     """Return a metric as it is reported; None if it is not defined, or infinite as a diverging model's loss is."""
-    low, high = RANGES[name]
-    return value if low <= value <= high else None
+    return value if about(name).low <= value <= about(name).high else None
 
 
 def _row(state: Tree) -> Tree:

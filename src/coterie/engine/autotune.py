@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.compute.availability import asked_for_plain, first_line, no_compiler, unavailable
-from coterie.compute.compiled import Outcome, observing, slowest, stored_only
+from coterie.compute.availability import first_line, unavailable
+from coterie.compute.compiled import Outcome, has_steps, observing, slowest, stored_only
 from coterie.compute.cpu import cores
 from coterie.compute.inductor import compiling_takes
 from coterie.compute.packing import best_width
+from coterie.core import tree
 from coterie.core.batches import Batches
 from coterie.core.errors import CoterieError
 from coterie.core.user_code import in_user_code
@@ -96,7 +97,7 @@ def choose(
         CoterieError: the only engine asked for cannot run this task.
     """
     tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves, alike)
-    possible = not asked_for_plain() and no_compiler() is None
+    possible = has_steps()
     if possible and compiled is not False and tuning.take_stored():
         return tuning.choice(None)
     if compiled is not True:
@@ -370,5 +371,7 @@ def _shortened(prepared: Callable[[tuple[int, ...]], Rows], steps: int, group: l
 
 def first_steps(batches: Batches, steps: int) -> Batches:
     """Keep the first steps of the round, as one epoch."""
-    index, mask, key = (part.flatten(1, 2)[:, None, :steps] for part in (batches.index, batches.mask, batches.key))
-    return batches._replace(index=index, mask=mask, key=key)
+    parts = (batches.index, batches.mask, batches.key, batches.pace)
+    first = tree.map(lambda part: part.flatten(1, 2)[:, None, :steps], parts)
+    index, mask, key, pace = first
+    return batches._replace(index=index, mask=mask, key=key, pace=pace)

@@ -14,7 +14,7 @@ from torch.func import vmap
 from coterie.core.batches import Batches
 from coterie.core.tree import Tree
 
-_POOL_IS_SHARED = Batches(None, None, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+_POOL_IS_SHARED = Batches(None, None, 0, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
 
 
 def stacked(fn: Callable[..., Any], rows: tuple[Tree, ...], batches: Batches) -> Tree:

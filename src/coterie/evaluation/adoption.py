@@ -30,10 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.targets import Target
 from coterie.core.task import Task
-from coterie.evaluation.bootstrap import statistic
-from coterie.evaluation.metrics import flatten_labels
+from coterie.evaluation.kinds.classes import flatten_labels
 from coterie.evaluation.predictions import Predictions
+from coterie.evaluation.scoring import statistic
 
 LOCAL, FEDERATED, AVERAGE = "local", "federated", "average"
 BELOW_ONE_ERROR = 0.8413447460685429  # the standard normal's probability below 1
@@ -41,7 +42,6 @@ ERRORS = 1.0  # by how many standard errors another model than the local one mus
 MIN_EXAMPLES = 4  # for validation, below which nothing is decided
 MIN_FOR_THRESHOLD = 10  # below which the threshold stays at 0.5
 ROUNDING = 1e-6  # of a loss: smaller differences are none
-THRESHOLDED = ("balanced_accuracy", "accuracy", "macro_f1")  # the metrics that depend on a threshold
 MAX_LOG_TEMPERATURE = 3.0
 MAX_STEPS = 100  # to find a temperature; it takes about five
 TOLERANCE = 1e-9  # of its logarithm
@@ -84,7 +84,7 @@ def choose(
         errors: by how many standard errors another model than the local one must be better.
         held_out: whether the predictions come from a cross-validation.
     """
-    mixed = ours._replace(outputs=average(ours.outputs, alone.outputs, regression=task.kind == "regression"))
+    mixed = ours._replace(outputs=average(task.target, ours.outputs, alone.outputs))
     theirs = _losses(task, alone)
     found = {name: _difference(theirs - _losses(task, each)) for name, each in ((FEDERATED, ours), (AVERAGE, mixed))}
     number = len(alone.y)
@@ -128,11 +128,9 @@ def quantile(freedom: int) -> float:
     return float(stdtrit(freedom, BELOW_ONE_ERROR))
 
 
-def average(first: Tensor, second: Tensor, *, regression: bool) -> Tensor:
-    """Return outputs whose softmax is the mean of the two models' probabilities; in a regression, the mean output."""
-    if regression:
-        return (first + second) / 2
-    return torch.logaddexp(first.log_softmax(1), second.log_softmax(1)) - math.log(2)
+def average(target: Target, first: Tensor, second: Tensor) -> Tensor:
+    """Return outputs that predict the mean of what two models predict: of probabilities or, in a regression, values."""
+    return target.mix(torch.stack([first, second]), torch.full((2,), 0.5, dtype=first.dtype, device=first.device))
 
 
 def temperature(one: Predictions) -> float:

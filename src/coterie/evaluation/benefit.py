@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from coterie.core import rng
 from coterie.core.task import Task
 from coterie.engine.engine import one_thread
-from coterie.evaluation.bootstrap import differing, draws, statistic
+from coterie.evaluation.bootstrap import draws
 from coterie.evaluation.fairness import share_worse, spread
-from coterie.evaluation.metrics import BETTER, mean, score
+from coterie.evaluation.metrics import better, mean
 from coterie.evaluation.predictions import Predictions
+from coterie.evaluation.scoring import differing, score, statistic
 from coterie.evaluation.significance import signed_rank
 
 Array = NDArray[np.float64]
@@ -141,7 +142,7 @@ def measure_each(
                 samples[label][i, place] = scored[k] - scored[which[0]]
             start = place.stop
         for label, ours in each.items():
-            differ[label][i] = differing(metric, ours, one, regression=task.kind == "regression")
+            differ[label][i] = differing(task, metric, ours, one)
     local = score(task, *alone, len(names))[metric]
     scores = {label: score(task, *ours, len(names))[metric] for label, ours in several.items()}
     sign = sign_of(metric)
@@ -223,7 +224,7 @@ def benefit_of(
 
 def sign_of(metric: str) -> int:
     """Return 1 if more is better, else -1."""
-    return 1 if BETTER[metric] is max else -1
+    return 1 if better(metric) is max else -1
 
 
 def verdict_of(low: float, high: float) -> str:

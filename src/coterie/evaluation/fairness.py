@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.metrics import BETTER, mean
+from coterie.evaluation.metrics import better, mean
 
 Array = NDArray[np.float64]
 
@@ -25,7 +25,7 @@ def spread(values: Array, sizes: Array, metric: str) -> dict[str, float]:
     if not len(there):
         return dict.fromkeys(("mean", "weighted_mean", "std", "cv", "worst_decile"), math.nan)
     middle, std = float(there.mean()), float(there.std())
-    worst_first = np.sort(there) if BETTER[metric] is max else -np.sort(-there)
+    worst_first = np.sort(there) if better(metric) is max else -np.sort(-there)
     return {
         "mean": middle,
         "weighted_mean": mean(values, sizes),

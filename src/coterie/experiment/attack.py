@@ -147,7 +147,7 @@ def flip_labels(federation: Federation, hostile: Sequence[int]) -> Federation:
         ConfigError: there are no classes to turn round.
     """
     if federation.num_classes is None:
-        raise ConfigError(["label-flip: this is a regression, which has no labels to turn round"])
+        raise ConfigError([f"label-flip: this is {federation.target.words}, which has no classes to turn round"])
     y = federation.y.clone()
     for i in hostile:
         at = torch.from_numpy(np.asarray(federation.split(i).train))
@@ -199,6 +199,14 @@ def attack(
 
     Raises:
         ConfigError: there is no such attack, or nobody would be honest.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.attack("sign-flip", 2, "fedavg", "hospitals", model="linear", rounds=2, robust="median")
+        >>> len(found.honest), len(found.hostile)
+        (6, 2)
+        >>> 0 < found.mean < 1
+        True
     """
     check_attacks([] if attack is None else [attack])
     setup = prepare(method, data, model=model, **settings)
@@ -231,6 +239,8 @@ def hostile_clients(setup: Setup, number: int) -> list[int]:
 def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> Attacked:
     """Do the same with a run that is prepared, and these clients hostile."""
     config, federation = setup.config, setup.federation
+    if config.early_stop is not None or config.callbacks:
+        raise ConfigError(["an attack is judged after the last planned round: leave out early_stop and callbacks"])
     names = federation.names
     honest = [i for i in range(len(names)) if i not in hostile]
     if attack == "label-flip":
@@ -239,9 +249,9 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
         federation = without(federation, hostile)
     participants = config.participants(len(federation.names))
     sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers
+        setup.method, setup.one_task(), federation, config.plan(), participants, config.seed, place=setup.peers
     )
-    sim.shares, sim.heard = setup.shares, config.clients_heard
+    sim.shares, sim.heard, sim.sampler = setup.shares, config.clients_heard, config.sampler
     if attack is not None and attack in MESSAGES:
         sim.tamper, sim.hostile = tampering(attack, hostile, config.seed), frozenset(hostile)
     compiled = not unavailable() if config.compile is None else config.compile

@@ -11,7 +11,8 @@ from coterie.core import tree
 from coterie.engine.fork_jobs import DoJobs
 from coterie.evaluation import Benefit
 from coterie.evaluation.fairness import spread
-from coterie.evaluation.metrics import METRICS, average
+from coterie.evaluation.metrics import average
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home import adopt
@@ -95,7 +96,7 @@ def summary(result: Result) -> dict[str, Any]:
 
     In the plain average, clients count the same; in the weighted one, by their number of test examples.
     """
-    names, how = METRICS[result.task.kind], result.config.average
+    names, how = metrics_of(result.task), result.config.average
     sizes = [row["test"] for row in result.clients]
     last = result.rounds[-1]["test"]
     content: dict[str, Any] = {
@@ -112,6 +113,8 @@ def summary(result: Result) -> dict[str, Any]:
             "test_weighted": {name: average(last[name], how, sizes) for name in names},
         },
     }
+    if result.stopped:
+        content["stopped"] = result.stopped.to_json()
     if result.budget:
         content["privacy"] = result.budget.to_json()
     if result.g_and_p:

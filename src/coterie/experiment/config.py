@@ -17,23 +17,27 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from coterie.core.device import parse as parse_device
 from coterie.core.errors import ConfigError
-from coterie.core.extensions import suggest
-from coterie.core.optimizers import OPTIMIZERS
+from coterie.core.extensions import added, suggest
+from coterie.core.losses import check_name
+from coterie.core.units import parse_bytes
 from coterie.data import SOURCES
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
 from coterie.data.partition import check_spec
+from coterie.data.user_source import defaults_of, is_user_source
 from coterie.engine.peers import parse, read_edges
-from coterie.evaluation import BETTER
+from coterie.evaluation import metrics
+from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment import silos as silo_settings
 from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
 from coterie.experiment.tracking import parse as parse_trackers
-from coterie.methods.fields import AnyMethod, build, build_optimizer, find_method, hyper_parameters
+from coterie.experiment.training_settings import SamplerSetting, ScheduleSetting, ServerOptimizerSetting
+from coterie.methods.fields import AnyMethod, build, find_method, hyper_parameters
+from coterie.methods.named import build_optimizer, optimizer_fields
 from coterie.models import find_model
 from coterie.parts import robust
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+from coterie.report import user_sections
 
 # A setting may be called `schema`, although pydantic's models had a method of that name once. The warning comes when
 # the class is made; afterwards the filters are what they were.
@@ -49,12 +53,16 @@ class Config(BaseModel):
 
     setting: str | None = Field(None, description="a published experiment; `coterie data settings` lists them")
     method: str = Field("fedmap", description="which method; `coterie methods` lists them")
-    data: str = Field("hospitals", description="which data set (`coterie data` lists them), or a file's path")
+    data: str = Field(
+        "hospitals",
+        description="which data set (`coterie data` lists them), a file's path, or your own as package.module:function",
+    )
     data_dir: str | None = Field(
         None, description="folder with the data sets; by default the one that COTERIE_DATA names"
     )
     partition: str | None = Field(
-        None, description="how the data are divided among clients, such as iid, dirichlet:0.3, natural"
+        None,
+        description="how the data are divided among clients: iid, dirichlet:0.3, natural, package.module:function",
     )
     clients: int | None = Field(None, ge=1, description="number of clients that the data are divided among")
     split: Literal["random", "published"] = Field(
@@ -68,7 +76,10 @@ class Config(BaseModel):
     silos: list[str] | None = Field(
         None, description="instead of data: one CSV or Parquet file per site, or a folder of them"
     )
-    target: str | None = Field(None, description="for silos: the column to predict, or a comparison such as num>0")
+    target: str | None = Field(
+        None,
+        description="for silos: the column to predict, or a comparison such as num>0; some tasks take several: a,b,c",
+    )
     schema: str | None = Field(  # type: ignore[assignment]
         None, description="for silos: the schema the sites agreed on, a file written by `coterie data schema`"
     )
@@ -86,10 +97,32 @@ class Config(BaseModel):
     regression: bool | None = Field(
         None, description="for silos: the target is a number; by default judged by its values"
     )
+    task: Literal["classification", "regression", "multilabel", "ordinal", "survival", "cox", "multitask"] | None = (
+        Field(None, description="what kind of target is predicted; by default classes or a number, as the data say")
+    )
+    horizons: list[float] | None = Field(
+        None, description="for survival: the ends of the intervals of time, and the times of predictions: 30,90,365"
+    )
+    levels: list[str] | None = Field(None, description="for ordinal silos: the levels in their order: low,mid,high")
+    loss: str | None = Field(
+        None, description="train with another loss: focal:gamma=2, huber:delta=1, ... or package.module:function"
+    )
+    metric: list[str] | None = Field(None, description="measure your own metrics as well: package.module:metric")
     class_weights: Literal["balanced"] | None = Field(
         None, description="balanced: every class of a client counts the same in training"
     )
+    augment: str | None = Field(
+        None, description="change images at random in training: flip,crop:4,rotate:10,brightness,contrast,noise"
+    )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
+    models: list[str] | None = Field(
+        None,
+        description="clients with different networks: dealt out in turn, or by client: mlp,cnn or site-1=mlp,*=cnn",
+    )
+    pretrained: str | None = Field(None, description="a safetensors file with the weights that the model begins with")
+    adapter: str | None = Field(
+        None, description="freeze the model and train low-rank updates and its head: lora:rank=4:alpha=8"
+    )
     head: str | None = Field(None, description="the layer that is the model's head; by default its last linear layer")
     rounds: int = Field(20, ge=1, description="communication rounds")
     local_epochs: int = Field(1, ge=1, description="passes of each client over its data per round")
@@ -100,12 +133,26 @@ class Config(BaseModel):
     clients_heard: int | None = Field(
         None, ge=1, description="how many of the clients of a round are averaged; by default all"
     )
+    sampler: SamplerSetting = Field(
+        None, description="who takes part: uniform (default), by-size, round-robin, or your own as package.module:name"
+    )
     topology: str | list[tuple[str, str]] = Field(
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
     robust: str | None = Field(
         None, description="average robustly: median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto"
     )
+    server_optimizer: ServerOptimizerSetting = Field(
+        None,
+        description="the server steps towards the average: fedavgm, fedadam:lr=0.01, fedyogi, fedadagrad, or your own",
+    )
+    schedule: ScheduleSetting = Field(
+        None,
+        description="of the learning rate: cosine, step:every=10:factor=0.5, warmup:rounds=5:then=cosine, or your own; "
+        "cosine:per=step changes with every step",
+    )
+    clip_gradient: float | None = Field(None, gt=0, description="clip gradients to this norm, whatever the optimiser")
+    clip_gradient_value: float | None = Field(None, gt=0, description="clip each number of a gradient to -x..x")
     privacy: Literal["record", "site-local", "site-central"] | None = Field(
         None, description="differential privacy of single examples (record) or of clients as a whole (site-...)"
     )
@@ -133,6 +180,15 @@ class Config(BaseModel):
     evaluate_every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
     select: str | None = Field(
         None, description="validation metric that selects the round; by default balanced_accuracy or rmse"
+    )
+    early_stop: int | None = Field(
+        None, ge=1, description="stop after so many evaluated rounds without a better validation score; reference too"
+    )
+    callbacks: list[str] | None = Field(
+        None, description="called after each round, once for each: package.module:Class:option=value"
+    )
+    sections: list[str] | None = Field(
+        None, description="added to the report, once for each: package.module:function:option=value"
     )
     average: Literal["mean", "trimmed"] | None = Field(
         None,
@@ -178,7 +234,9 @@ class Config(BaseModel):
         None, description="also log each round to tensorboard, mlflow, or both (separated by a comma)"
     )
     hyper: dict[str, Any] = Field(default_factory=dict, description="the method's own hyper-parameters")
-    optimizer: dict[str, Any] = Field(default_factory=dict, description="name (sgd, adam, adamw) and its settings")
+    optimizer: dict[str, Any] = Field(
+        default_factory=dict, description="name (sgd, adam, adamw, rmsprop) and its settings"
+    )
 
     @field_validator("memory")
     @classmethod
@@ -205,22 +263,36 @@ class Config(BaseModel):
             robust.parse(value)
         return value
 
+    @field_validator("loss")
+    @classmethod
+    def _loss(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_name(value)
+        return value
+
     @field_validator("silos", mode="before")
     @classmethod
     def _silos(cls, value: Any) -> Any:
         paths = [value] if isinstance(value, str) else value
         return silo_settings.find_files(paths) if isinstance(paths, list) and all(map(_is_text, paths)) else paths
 
-    @field_validator("columns", "missing", "drop", mode="before")
+    @field_validator("callbacks", "sections", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value or None
+
+    @field_validator("columns", "missing", "drop", "models", "levels", "metric", "horizons", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
         """Accept a list, or text with commas as it is typed on a command line."""
         given = [value] if isinstance(value, str) else value
+        if isinstance(given, tuple):
+            given = list(given)
         if not isinstance(given, list) or not all(map(_is_text, given)):
             return given
         return [name.strip() for part in given for name in part.split(",")] if len(given) == 1 else given
 
-    @field_validator("schema")
+    @field_validator("schema", "pretrained")
     @classmethod
     def _schema(cls, value: str | None) -> str | None:
         return (
@@ -262,7 +334,8 @@ class Config(BaseModel):
     def plan(self) -> Plan:
         """Return how many minibatches of which size a client draws in a round."""
         chance = self.privacy == "record" and self.method != "local"
-        return Plan(self.batch_size, self.local_epochs, self.local_steps, poisson=chance)
+        pacing = training_settings.pacing_of(self)
+        return Plan(self.batch_size, self.local_epochs, self.local_steps, poisson=chance, pacing=pacing)
 
     @property
     def takes_last(self) -> bool:
@@ -274,13 +347,12 @@ class Config(BaseModel):
         return self.clients_per_round or max(1, round(self.fraction * clients))
 
     def ready(self, method: AnyMethod) -> AnyMethod:
-        """Return the method as this run calls it: for its number of rounds, and robust if that is asked for.
+        """Return the method as this run calls it: for its number of rounds, and with what is wrapped around it.
 
         Raises:
-            ConfigError: it cannot be made robust.
+            ConfigError: it cannot be made robust, or its server cannot have an optimiser.
         """
-        method = method.scheduled(self.rounds)
-        return method if self.robust is None or self.method == "local" else robust.robust(method, self.robust)
+        return training_settings.as_trained(self, method.scheduled(self.rounds))
 
     def to_file(self) -> dict[str, Any]:
         """Return what config.toml holds: of two settings that exclude each other, only the one in force."""
@@ -305,19 +377,6 @@ _usual_filters.__exit__(None, None, None)
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def parse_bytes(text: str) -> int:
-    """Return the number of bytes that text such as '500MB' or '2GB' means.
-
-    Raises:
-        ValueError: the text is not a size.
-    """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?B?)\s*", text.upper())
-    if not match or match[1].count(".") > 1 or match[1] == ".":
-        raise ValueError("give a size such as 500MB or 2GB")
-    unit = match[2] if match[2] in _UNITS else match[2] + "B"
-    return max(1, int(float(match[1]) * _UNITS.get(unit, 1)))
 
 
 def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False) -> tuple[Config, AnyMethod]:
@@ -348,8 +407,14 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             problems += error.problems
     base = {key: value for key, value in base.items() if not ((own_data or own_files) and key in PARTITION_SETTINGS)}
     wanted = over(base, given)
-    source = SOURCES.get(str(wanted.get("data", Config.model_fields["data"].default)))
+    data = str(wanted.get("data", Config.model_fields["data"].default))
+    source, users = SOURCES.get(data), not own_data and not own_files and is_user_source(data)
     defaults = {} if source is None or own_data else dict(source.defaults)
+    if source is None and users:
+        try:
+            defaults = defaults_of(data)
+        except ConfigError as error:
+            problems += error.problems
     if own_files:
         source, defaults = None, dict(silo_settings.DEFAULTS)
     if "partition" in wanted:
@@ -365,19 +430,21 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         problems += [_in_words(each) for each in error.errors()]
         broken = {str(each["loc"][0]) for each in error.errors()}
         config = Config(**{k: v for k, v in wanted.items() if k not in broken})
-    named = {key: getattr(config, key) for key in ("silos", *silo_settings.OPTIONS)}
+    named = {key: getattr(config, key) for key in ("silos", "task", "horizons", *silo_settings.OPTIONS)}
     named |= {key: given[key] for key in ("data", "silos") if key in given and not named.get(key)}
     problems += silo_settings.misuses({**named, **({"data": "own data"} if own_data and named["silos"] else {})})
-    divisible = source.pool if source is not None and not own_data else is_path(config.data) and not own_data
+    divisible = source.pool if source is not None and not own_data else (is_path(config.data) or users) and not own_data
     unused = [key for key in PARTITION_SETTINGS if getattr(config, key) != Config.model_fields[key].default]
     if own_files:
         config = config.model_copy(update={"data": silo_settings.DATA})
         divisible = False
     if unused and not divisible:
         problems.append(f"{', '.join(unused)}: {config.data} is already divided among clients, so leave this out")
-    if source is None and not own_data and not own_files and not is_path(config.data):
+    if source is None and not own_data and not own_files and not users and not is_path(config.data):
+        known = [*SOURCES, *added("data source")]
         problems.append(
-            f"there is no data set '{config.data}'{suggest(config.data, SOURCES)}; there are {', '.join(SOURCES)}"
+            f"there is no data set '{config.data}'{suggest(config.data, known)}; there are {', '.join(known)}, "
+            "or package.module:function"
         )
     if "local_steps" in given and "local_epochs" in given:
         problems.append("give local_epochs or local_steps, not both")
@@ -394,15 +461,22 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         if against := [f"{key} = {getattr(config, key)!r}" for key, other in asked.items() if other]:
             problems.append(f"debug runs one client at a time in this process: leave out {', '.join(against)}")
         config = config.model_copy(update=DEBUGGING)
-    problems += privacy_problems(config)
+    problems += privacy_problems(config) + training_settings.problems_of(config)
+    if config.early_stop is not None and config.takes_last:
+        problems.append("early_stop: with privacy, stopping by validation data would tell of these; leave it out")
+    problems += find_callbacks.problems_of(config.callbacks or ()) + user_sections.problems_of(config.sections or ())
     if config.device != "cpu" and config.workers is None:
         config = config.model_copy(update={"workers": 1})
     if config.device != "cpu" and config.workers != 1:
         problems.append(
             f"workers = {config.workers}: worker processes are for the CPU; with device = {config.device!r}, 1"
         )
-    if config.select is not None and config.select not in BETTER:
-        problems.append(f"select = '{config.select}': choose from {', '.join(BETTER)}")
+    try:
+        own_metrics = metrics.add(config.metric or ())
+    except ConfigError as error:
+        own_metrics, problems = (), problems + error.problems
+    if config.select is not None and not metrics.is_known(config.select):
+        problems.append(f"select = '{config.select}': choose from {', '.join([*metrics.KNOWN, *own_metrics])}")
     if not own_model:
         try:
             find_model(config.model)
@@ -410,9 +484,14 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
             problems += error.problems
     method, more = _method(config)
     problems += more
+    if method is not None:
+        try:
+            method = config.ready(method)
+        except ConfigError as error:
+            problems += error.problems
     if problems or method is None:
         raise ConfigError(problems)
-    return config, config.ready(method)
+    return config, method
 
 
 def method_of(config: Config) -> AnyMethod:
@@ -443,15 +522,18 @@ def _method(config: Config) -> tuple[AnyMethod | None, list[str]]:
     return (None if problems else method), problems + more
 
 
-def flags(method: str) -> dict[str, tuple[str, str]]:
-    """Return {flag: (table, key)} for the settings that live in a table: the method's and the optimisers'."""
+def flags(method: str, optimizer: Any = None) -> dict[str, tuple[str, str]]:
+    """Return {flag: (table, key)} for the settings that live in a table: the method's and the optimisers'.
+
+    With an `optimizer` of the user's own, as a setting has it, those of its fields are among them.
+    """
     try:
         cls, _ = find_method(method)
     except ConfigError:  # it cannot be imported: `resolve` reports that, with everything else that is wrong
         cls = None
     found: dict[str, tuple[str, str]] = {}
-    for optimizer in OPTIMIZERS.values():
-        found |= {hyper.flag: ("optimizer", hyper.name) for hyper in hyper_parameters(optimizer)}
+    for each in optimizer_fields(optimizer):
+        found[each.flag] = ("optimizer", each.name)
     found["--optimizer"] = ("optimizer", "name")
     if cls is not None:
         found |= {hyper.flag: ("hyper", hyper.name) for hyper in hyper_parameters(cls)}

@@ -136,7 +136,9 @@ class _Watch(Plain):
             left = any(_finite(old) and not _finite(leaf) for old, leaf in zip(flat, new, strict=False))
             if trains not in self.found and (left or not all(map(math.isfinite, self.losses[told:]))):
                 finite = [loss for loss in self.losses if math.isfinite(loss)]
-                self.found[trains] = Step(taken, scan, finite[-1] if finite else None, _finite(flat[-4]))
+                self.found[trains] = Step(
+                    taken, scan, finite[-1] if finite else None, _finite(flat[-program.num_time - 1])
+                )
             return new
 
         return watched

@@ -18,11 +18,11 @@ from coterie.compute.compiled import Outcome
 from coterie.compute.cpu import cores
 from coterie.core import client_rows, tree
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.data import Federation
 from coterie.engine import Choice, Engine, Probe, Rows, choose, shape
 from coterie.engine.autotune import shaped
 from coterie.engine.process_pool import can_fork
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
 from coterie.methods.fields import AnyMethod

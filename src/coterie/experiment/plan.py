@@ -104,12 +104,19 @@ def plan(
     Raises:
         ConfigError: settings are wrong; it lists every problem.
         DataError: the data are missing or malformed.
+
+    Examples:
+        >>> import coterie
+        >>> planned = coterie.plan("fedprox", "hospitals", model="linear", rounds=5, mu=0.1)
+        >>> planned.participants, planned.traffic.total  # clients of a round; bytes of all rounds
+        (8, 13600)
     """
     return plan_setup(prepare(method, data, model=model, **settings))
 
 
 def plan_setup(setup: Setup) -> RunPlan:
     """Plan a run that is prepared. The probe takes some seconds."""
+    setup.one_task()  # all that follows is about one model
     begin = time.perf_counter()
     first, size = _without_probe(setup), _size(setup)
     sim = make_probe(setup, size.clients, size.steps)
@@ -235,12 +242,13 @@ def _rounds_of_each(setup: Setup) -> list[int] | None:
     """Return in how many rounds each client takes part; None if that is long to find out."""
     config, size = setup.config, len(setup.federation.names)
     participants = config.participants(size)
-    if participants >= size:
+    if participants >= size and config.sampler is None:
         return [config.rounds] * size
     if config.rounds * size > MAX_SAMPLED:
         return None
     empty = State((), ())
     sim = Probe(setup.method, setup.task, setup.federation, config.plan(), participants, config.seed, empty)
+    sim.sampler = config.sampler
     times = [0] * size
     for number in range(1, config.rounds + 1):
         for client in sim.sample(number):

@@ -16,8 +16,8 @@ from coterie.compute.cpu import cores
 from coterie.core import rng, tree
 from coterie.core.method import Method, Population
 from coterie.core.tree import Tree
+from coterie.core.units import parse_bytes
 from coterie.engine.peers import Peers
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.probe import KEPT_BYTES, MAX_CLIENTS, Probe, make_probe
 from coterie.experiment.setup import Setup
 from coterie.storage.paged_rows import Store

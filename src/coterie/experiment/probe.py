@@ -35,6 +35,7 @@ from coterie.data import Federation
 from coterie.engine import Engine, in_order
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
+from coterie.methods.fields import with_optimizer
 
 MAX_CLIENTS = 32  # in a probe
 KEPT_BYTES = 2**28  # of models that a probe may hold
@@ -161,8 +162,15 @@ class Watch(Optimizer):
     def __init__(self, inner: Optimizer, task: Task, *, alone: bool) -> None:
         self.inner, self.alone, self.plain = inner, alone, task
         self.task = _WatchedTask(task)
-        self.lr = inner.lr
         self.paths: list[Path] = []
+
+    @property
+    def lr(self) -> float:  # type: ignore[override]
+        return self.inner.lr
+
+    @property
+    def at_full_pace(self) -> Optimizer:
+        return self.inner.at_full_pace
 
     def steady_step(self) -> float | None:
         return self.inner.steady_step()
@@ -259,7 +267,7 @@ def _watched(sim: Probe, round: int, client: int, *, alone: bool) -> list[Path]:
     """Let one client do its work of a round; return what its optimisers were given, nothing if that cannot be seen."""
     method: Any = sim.method
     watch = Watch(method.optimizer.unguarded, sim.task, alone=alone)
-    watched = dataclasses.replace(sim, method=dataclasses.replace(method, optimizer=watch), task=watch.task)
+    watched = dataclasses.replace(sim, method=with_optimizer(method, watch), task=watch.task)
     fn, _, rows_of = watched.probe(round)
     try:
         Engine("loop").map(fn, sim.federation, [client], rows_of, purpose="probe")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from coterie.data import Federation
 from coterie.evaluation.benefit import sign_of
-from coterie.evaluation.metrics import METRICS, average
+from coterie.evaluation.metrics import average
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Round
 
@@ -26,7 +28,7 @@ def round_record(number: int, outcome: Round, federation: Federation) -> dict[st
 
 def with_all_metrics(record: dict[str, Any], setup: Setup) -> dict[str, Any]:
     """Fill in NaN for metrics that an earlier version, with which the run began, did not measure."""
-    unknown = dict.fromkeys(METRICS[setup.task.kind], [math.nan] * len(setup.federation.names))
+    unknown = dict.fromkeys(metrics_of(setup.task), [math.nan] * len(setup.federation.names))
     parts = ("validation", "test", "global_validation", "global_test")
     return record | {part: unknown | record[part] for part in parts if part in record}
 
@@ -39,8 +41,8 @@ def table_rows(setup: Setup, records: list[dict[str, Any]], best: int) -> list[d
         row: dict[str, Any] = {"client": name, "train": len(split.train), "validation": len(split.validation)}
         row |= {"test": len(split.test), "round": best}
         for part in ("validation", "test"):
-            row |= {f"{part}_{metric}": chosen[part][metric][i] for metric in METRICS[setup.task.kind]}
-        row |= {f"last_test_{metric}": records[-1]["test"][metric][i] for metric in METRICS[setup.task.kind]}
+            row |= {f"{part}_{metric}": chosen[part][metric][i] for metric in metrics_of(setup.task)}
+        row |= {f"last_test_{metric}": records[-1]["test"][metric][i] for metric in metrics_of(setup.task)}
         rows.append(row)
     return rows
 
@@ -55,7 +57,7 @@ def better(new: float, old: float) -> bool:
     return new > old or (math.isnan(old) and not math.isnan(new))
 
 
-def score_of(metric: str, how: str | None, record: dict[str, Any]) -> float:
+def score_of(metric: str, how: str | None, record: Mapping[str, Any]) -> float:
     """Return the number that rounds are selected by, of which higher is better; `how` clients are averaged.
 
     Where the metric is defined for no client, as an AUROC is if all validation parts have one class, it is the loss.

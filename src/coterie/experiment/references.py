@@ -25,7 +25,8 @@ from coterie.core.task import Task
 from coterie.data import Federation
 from coterie.engine.engine import one_thread
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS, mean, score, with_one_nan
+from coterie.evaluation.metrics import mean, with_one_nan
+from coterie.evaluation.scoring import metrics_of, score
 from coterie.profiling import timed
 
 Array = NDArray[Any]
@@ -68,6 +69,8 @@ class References:
 
 def check(federation: Federation) -> None:
     """Raise `ConfigError` unless the data are tables."""
+    if federation.kind not in ("classification", "regression"):
+        raise ConfigError([f"references: they are for one class or one number, and this is {federation.target.words}"])
     if federation.x.ndim != 2 or not federation.x.is_floating_point() or federation.y.ndim != 1:
         shape = tuple(federation.x.shape[1:])
         raise ConfigError([f"references: they are for tables of numbers, but the inputs have shape {shape}"])
@@ -92,7 +95,7 @@ def references(federation: Federation, task: Task) -> References:
         for which, models in (("own", [fit(kind, *each, federation.num_classes) for each in own]), ("pooled", None)):
             of = [shared] * len(own) if models is None else models
             found = score(task, *_predict(federation, of), len(own))
-            test[f"{kind}, {which}"] = {name: with_one_nan(found[name]) for name in METRICS[task.kind]}
+            test[f"{kind}, {which}"] = {name: with_one_nan(found[name]) for name in metrics_of(task)}
     return References({name: test[name] for name in NAMES})
 
 

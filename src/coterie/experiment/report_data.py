@@ -67,13 +67,14 @@ def features(result: Result, federation: Federation) -> Params | None:
     for i, (name, share) in enumerate(zip(federation.names, _shares([len(own) for own in positions]), strict=True)):
         if not share:
             continue
-        params = own_model(result.task, client_rows.take(result.views, i))
+        task = result.task_of(i)
+        params = own_model(task, client_rows.take(result.views, i))
         if params is None:
             return None
         draw = rng.generator(result.config.seed, "picture", name)
         chosen = torch.from_numpy(np.sort(draw.permutation(positions[i])[:share]))
         with torch.no_grad():
-            z = result.task.features(params, federation.x[chosen]).cpu()
+            z = task.features(params, federation.x[chosen]).cpu()
         if z.ndim != 2 or z.shape[1] > MAX_WIDTH or not bool(torch.isfinite(z).all()):
             return None
         found.append(z.float())

@@ -15,14 +15,18 @@ from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.evaluation import Benefit, Predictions
 from coterie.evaluation.benefit import judge, measure, measure_each, sign_of
-from coterie.evaluation.metrics import METRICS, average, mean
+from coterie.evaluation.metrics import average, mean
+from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import show
 from coterie.experiment.config import Config
+from coterie.experiment.mixed import Mixed
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.references import References
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.adopt import Adoption
 from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod
+from coterie.models.adapters import merge
 from coterie.profiling import Profile
 
 NO_REFERENCE = (
@@ -56,8 +60,10 @@ class Result:
     held_out: Predictions | None = None  # for more examples, where those for validation are few (take_home.held_out)
     take_home: Adoption | None = None  # what each client keeps, if it may choose
     budget: Budget | None = None  # what its privacy costs; None: it has none
+    stopped: Stop | None = None  # after which round it stopped, and why; None: it had all planned rounds
     references: References | None = None  # what usual models reach on the same tables
     onboarded: list[Result] = field(default_factory=list)  # one per client that was held out, after the last round
+    mixed: Mixed | None = None  # who has which model; None: all have the same
     profile: Profile | None = field(default=None, repr=False, compare=False)  # where the time went, if it was recorded
     _benefits: dict[str, Benefit] = field(default_factory=dict, repr=False, compare=False)
 
@@ -96,6 +102,13 @@ class Result:
 
         Raises:
             CoterieError: there is no local reference, or no such metric.
+
+        Examples:
+            >>> import coterie
+            >>> result = coterie.run("fedavg", "hospitals", model="linear", rounds=2)
+            >>> found = result.benefit()  # in the metric that selected the round; or result.benefit("accuracy")
+            >>> sorted(found.clients[0])
+            ['client', 'federated', 'gain', 'high', 'local', 'low', 'test', 'verdict']
         """
         name, alone = self._named(metric), self._alone()
         if name not in self._benefits:
@@ -117,9 +130,8 @@ class Result:
 
     def __repr__(self) -> str:
         config = self.config
-        where = (
-            f"{config.method} on {config.data}, {len(self.clients)} clients, round {self.selected} of {config.rounds}"
-        )
+        rounds = f"round {self.selected} of {self.rounds[-1]['round']}"
+        where = f"{config.method} on {config.data}, {len(self.clients)} clients, {rounds}"
         return f"<Result of {where}: test {self.metric} {self.mean():.4g}>"
 
     def _repr_html_(self) -> str:
@@ -154,8 +166,8 @@ class Result:
         return self.reference
 
     def _named(self, metric: str | None) -> str:
-        if metric is not None and metric not in METRICS[self.task.kind]:
-            raise CoterieError(f"there is no metric '{metric}'; there are {', '.join(METRICS[self.task.kind])}")
+        if metric is not None and metric not in metrics_of(self.task):
+            raise CoterieError(f"there is no metric '{metric}'; there are {', '.join(metrics_of(self.task))}")
         return metric or self.metric
 
     def bmta(self) -> float:
@@ -164,7 +176,7 @@ class Result:
         It selects the round on test data, so it is optimistic; it is never shown unless asked for by this name.
         """
         if self.task.kind != "classification":
-            raise CoterieError("BMTA is an accuracy: a regression has none")
+            raise CoterieError(f"BMTA is the accuracy of a classification: {self.task.target.words} has none")
         return max(mean(row["test"]["accuracy"]) for row in self.rounds if "test" in row)
 
     def view(self, client: str | int) -> Tree:
@@ -173,24 +185,30 @@ class Result:
             raise CoterieError(f"there is no client '{client}'; there are {', '.join(self.names)}")
         return client_rows.take(self.views, self.names.index(client) if isinstance(client, str) else client)
 
+    def task_of(self, client: int) -> Task:
+        """Return the task of a client, by its number: clients may have different models."""
+        return self.task if self.mixed is None else self.mixed.task(client % len(self.names))
+
     def model(self, client: str | int) -> nn.Module:
         """Return the model that a client takes home, in evaluation mode.
 
         It is an instance of your own class if the client deploys one model, and otherwise a `Deployed`.
         """
-        module = as_module(self.task, self.method, self.view(client))
+        i = self.names.index(client) if isinstance(client, str) and client in self.names else client
+        view = self.view(client)  # which complains of an unknown name
+        assert isinstance(i, int)
+        module = as_module(self.task_of(i), self.method, view)
         if self.take_home is None:
             return module
-        i = self.names.index(client) if isinstance(client, str) else client
         local = None if self.reference is None else self.reference.model(i)
         kept, temperature = self.take_home.choices[i].kept, self.take_home.temperatures[i]
-        return kept_module(module, local, kept, temperature, regression=self.task.kind == "regression")
+        return kept_module(self.task.target, module, local, kept, temperature)
 
 
 def as_module(task: Task, method: AnyMethod, view: Tree) -> nn.Module:
     """Return a module in evaluation mode that predicts as a client with this view does."""
     if isinstance(view, dict) and view.keys() == task.init().keys():
-        return task.module(view)
+        return merge(task.module(view))
     return Deployed(task, method, view).eval()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,29 +17,37 @@ from typing import TYPE_CHECKING, Any
 from coterie.compute.availability import asked_for_plain
 from coterie.core import client_rows
 from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
+from coterie.core.task import Augment
 from coterie.core.toml import read_toml, to_toml
+from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.evaluation import Predictions
-from coterie.evaluation.metrics import METRICS, with_one_nan
-from coterie.experiment import report_data, tracking
+from coterie.evaluation.metrics import with_one_nan
+from coterie.evaluation.scoring import metrics_of
+from coterie.experiment import report_data, stopping, tracking
+from coterie.experiment.callbacks import Watch
 from coterie.experiment.conclude import finish, write_tables
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.debugging import debugging
+from coterie.experiment.find_callbacks import FROM_PYTHON
+from coterie.experiment.find_callbacks import make as make_callbacks
 from coterie.experiment.global_tests import both_tests
+from coterie.experiment.mixed import OWN_MODELS, Models
+from coterie.experiment.mixed_simulation import begin as begin_simulation
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
 from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import Data, Model, Setup, num_outputs, prepare
+from coterie.experiment.setup import OWN_AUGMENT, OWN_LOSS, Data, Model, Setup, input_dtype, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
-from coterie.experiment.simulation import Simulation
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import class_names
 from coterie.experiment.take_home.held_out import TINY, predict_held_out, tiny_clients
+from coterie.experiment.training_settings import from_python
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import Profile, each, recording, span, timed
 from coterie.storage import files
@@ -57,6 +66,7 @@ def run(
     data: Data | None = None,
     *,
     model: Model | None = None,
+    models: Models | None = None,
     out: str | Path | None = None,
     progress: Heard = None,
     profile: bool = False,
@@ -69,12 +79,15 @@ def run(
         data: the name of a data set, a `Federation`, or for each client an (x, y) pair of tensors or a
             `torch.utils.data.Dataset`. By default, eight generated hospitals.
         model: a model's name, an `nn.Module`, or a factory that takes the input shape and the number of outputs.
+        models: instead, for clients with different networks: a model for each client's name, a function of the name,
+            or words as of `--models`.
         out: where to write the run folder; without it, nothing is written.
         progress: receives news of the run. By default a notebook shows a bar, and all else nothing; False: nothing.
         profile: record where the time goes. The result's `profile` then has it, and `out` gets a trace.json.
-        **settings: the keys of `Config` (`rounds`, `seed`, ...), the method's hyper-parameters (`sigma2`, `mu`, ...)
-            and the optimiser's (`optimizer="adam"`, `lr`, ...). `setting="pfedvmp/fmnist-50c-dir0.3"` names a published
-            experiment, which provides all of these; what is given beside it takes precedence.
+        **settings: the keys of `Config` (`rounds`, `seed`, ...; `callbacks` may be objects, too), the method's
+            hyper-parameters (`sigma2`, `mu`, ...) and the optimiser's (`optimizer="adam"`, `lr`, ...).
+            `setting="pfedvmp/fmnist-50c-dir0.3"` names a published experiment, which provides all of these; what is
+            given beside it takes precedence.
 
     Returns:
         Every client's metrics and model, and the comparison with training alone.
@@ -84,10 +97,30 @@ def run(
         DataError: the data are missing or malformed.
         CheckpointError: `out` already holds a run.
         CoterieError: training diverged.
+
+    Examples:
+        >>> import coterie
+        >>> result = coterie.run("fedavg", "hospitals", model="linear", rounds=2)
+        >>> result.names[:3]
+        ['north', 'east', 'south']
+        >>> 0.5 < result.mean() < 1  # the mean test AUROC
+        True
+        >>> result.model("north")  # what this client deploys
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=20, out_features=2, bias=True)
+        )
+
+        Wrong settings are told all at once:
+
+        >>> coterie.run("fedprox", "hospitals", rounds=0, mu=-1)
+        Traceback (most recent call last):
+            ...
+        coterie.core.errors.ConfigError: ...
     """
     folder = Path(out) if out is not None else None
     with recording(profile) as recorded:
-        setup = prepare(method, data, model=model, **settings)
+        setup = prepare(method, data, model=model, models=models, **settings)
         result = run_setup(setup, folder, progress=progress)
     return with_profile(result, recorded)
 
@@ -152,11 +185,12 @@ def _run(
     with span("run", run=setup.config.method):
         result = execute(setup, out, tell, resume=resuming, thread=thread, choices=choices)
     if beside_local:
-        alone = setup.with_method(local_like(setup.method))
+        alone = setup.with_method(local_like(setup.method)).without_stopping()
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
+        until = None if result.stopped is None else result.stopped.of_reference(setup.config.method)
         with span("run", run="local"):
-            result.reference = execute(alone, beside, tell, resume=begun, choices=choices)
+            result.reference = execute(alone, beside, tell, resume=begun, choices=choices, until=until)
         if beside:
             write_tables(result.reference, beside)
     if setup.config.references:
@@ -196,7 +230,10 @@ def resume(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    models: Models | None = None,
+    augment: Augment | None = None,
     device: str | None = None,
+    callbacks: Sequence[Any] | None = None,
     progress: Heard = None,
     **taking: Any,
 ) -> Result:
@@ -206,10 +243,14 @@ def resume(
         path: the run folder.
         data: the data, if they were given in Python; they must be the same again.
         model: the model, if it was given in Python; it must be the same again.
+        models: the clients' models, likewise.
+        augment: the augmentation, likewise.
         device: continue on this device; by default on the one the run began on.
+        callbacks: the callbacks, if some were given in Python: all of them again.
         progress: receives news of the run.
         **taking: `take_home`, `take_home_errors`, `take_home_folds`, `calibrate` and `threshold`, if clients are to
-            choose otherwise what they take home.
+            choose otherwise what they take home. `optimizer`, `schedule`, `sampler`, `server_optimizer`, `target`,
+            `loss` and `metric`, if they were given in Python and have no import path; they must be the same again.
 
     Returns:
         The result of the whole run.
@@ -217,30 +258,51 @@ def resume(
     Raises:
         CheckpointError: `path` is not a run folder, its input files have changed, or all its checkpoints are damaged.
         ConfigError: the data or the model came from Python and are not given, or another setting is.
+
+    Examples:
+        `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` has written the folder `first`:
+
+        >>> import coterie
+        >>> coterie.resume("first").names[:3]
+        ['north', 'east', 'south']
     """
     path = Path(path)
+    values = read_config(path)
+    given = from_python(values) | {"target", "loss", "metric"}
+    own = {key: taking.pop(key) for key in given & taking.keys()}
     if other := [key for key in taking if key not in adopt.SETTINGS]:
         raise ConfigError([f"{', '.join(other)}: a run is resumed as it began, but for {', '.join(adopt.SETTINGS)}"])
     if (path / "deployment.json").exists():
         raise CheckpointError(f"'{path}' is a run on other machines: 'coterie flower resume {path}' continues it")
-    values = read_config(path) | {key: value for key, value in taking.items() if value is not None}
+    values |= own | {key: value for key, value in taking.items() if value is not None}
     check_files(path)
     named = {"data": is_known(values["data"]) or "silos" in values, "model": values["model"] != "own-model"}
-    for key, value in {"data": data, "model": model}.items():
+    named["augment"] = values.get("augment") != OWN_AUGMENT
+    named["models"] = values.get("models") != [OWN_MODELS]
+    for key, value in {"data": data, "model": model, "models": models, "augment": augment}.items():
         if value is None and not named[key]:
             raise ConfigError(
                 [f"this run's {key} came from Python: resume it with coterie.resume('{path}', {key}=...)"]
             )
         if value is not None:
             values[key] = value
+    if callbacks is not None:
+        values["callbacks"] = callbacks
+    elif theirs := [name for name in values.get("callbacks", ()) if name.endswith(FROM_PYTHON)]:
+        words = f"this run's callbacks {', '.join(theirs)}: resume it with coterie.resume('{path}', callbacks=[...])"
+        raise ConfigError([words])
     if device is not None:
         values["device"] = device
         values.pop("workers", None)
-    setup = prepare(**values)
+    if values.get("models"):
+        values.pop("model")
+    if values.get("loss") == OWN_LOSS and "loss" not in own:
+        raise ConfigError([f"this run's loss came from Python: resume it with coterie.resume('{path}', loss=...)"])
+    setup = prepare(**values | own)
     if "select" not in values:  # an older version began it, which wrote down no default
-        setup = replace(setup, metric=METRICS[setup.task.kind][0])
+        setup = replace(setup, metric=metrics_of(setup.task)[0])
     if any(value is not None for value in taking.values()):
-        files.write_text(path / "config.toml", to_toml(setup.config.to_file()))
+        files.write_text(path / "config.toml", stopping.with_note(to_toml(setup.config.to_file()), stopping.read(path)))
     return run_setup(setup, path, progress=progress, resuming=True)
 
 
@@ -253,8 +315,9 @@ def execute(
     resume: bool,
     thread: RunThread | None = None,
     choices: Choices | None = None,
+    until: Stop | None = None,
 ) -> Result:
-    """Train for all rounds, and evaluate the selected round.
+    """Train for all rounds, or until the run is to stop, and evaluate the selected round.
 
     The run folder then lacks only its tables, clients.csv and summary.json, which mark it as finished; the caller
     writes them (`conclude.write_tables`).
@@ -266,6 +329,7 @@ def execute(
         resume: `out` already holds this run; continue from its last checkpoint.
         thread: the thread of this run, if it runs in lockstep with others.
         choices: engines already chosen for similar runs; the one chosen here is added.
+        until: stop as another run did; by default, early stopping and callbacks decide.
 
     Returns:
         The result, without a local reference.
@@ -275,12 +339,9 @@ def execute(
         CoterieError: training diverged. As after Ctrl-C, all complete rounds are on disk then.
     """
     config, federation = setup.config, setup.federation
-    participants = config.participants(len(federation.names))
-    store = Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None)
-    sim = Simulation.start(
-        setup.method, setup.task, federation, config.plan(), participants, config.seed, place=setup.peers, store=store
-    )
-    sim.heard, sim.shares = config.clients_heard, setup.shares
+    sim = begin_simulation(setup, Store(parse_bytes(config.memory) // 2, out / "checkpoints" if out else None))
+    sim.heard, sim.shares, sim.sampler = config.clients_heard, setup.shares, config.sampler
+    watch = Watch(setup, make_callbacks(setup.callbacks))
     folder = RunFolder(out) if out else None
     records: list[dict[str, Any]] = []
     done, best, kept = 0, None, None  # rounds done, best round, and the state after it
@@ -292,30 +353,50 @@ def execute(
     elif folder:
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
-    start = RunStart(setup, sim, folder, config.rounds - done)
+    stopped = (stopping.read(out) if resume else None) or until
+    if out and until:
+        stopping.write(out, until)
+    rounds = stopped.round if stopped else config.rounds
+    start = RunStart(setup, sim, folder, rounds - done)
     engine: ClientRunner = thread.engine(start) if thread else pick_engine([start], start.probe, tell.say, choices)
     tracked = tracking.Tracking(config.track, out, config.to_file(), federation.names, done)
-    tell.start(config.method, done, config.rounds)
+    tell.start(config.method, done, rounds)
     standing = math.nan if best is None else score_of(setup.metric, config.average, record_of(records, best))
     journal = Journal(folder, config.checkpoint_every, done, best)
+
+    def evaluate(record: dict[str, Any]) -> None:
+        nonlocal best, kept, standing
+        with span("evaluate"):
+            found = sim.evaluate(record["round"], engine)
+            record |= {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
+            score = score_of(setup.metric, config.average, record)
+            if best is None or config.takes_last or better(score, standing):
+                best, kept, standing = record["round"], sim.state, score
+
     try:
-        for number in each("round", range(done + 1, config.rounds + 1)):
+        watch.start(out, sim, engine, records)
+        for number in each("round", range(done + 1, rounds + 1)):
             begin = time.perf_counter()
-            outcome = sim.train(number, engine)
-            scores: dict[str, Any] = {}
-            if number % config.evaluate_every == 0 or number == config.rounds:
-                with span("evaluate"):
-                    found = sim.evaluate(number, engine)
-                    scores = {part: {m: with_one_nan(v) for m, v in by.items()} for part, by in found.items()}
-                    score = score_of(setup.metric, config.average, scores)
-                    if best is None or config.takes_last or better(score, standing):
-                        best, kept, standing = number, sim.state, score
-            record = round_record(number, outcome, federation) | scores
+            record = round_record(number, sim.train(number, engine), federation)
+            if number % config.evaluate_every == 0 or number == rounds:
+                evaluate(record)
             record["seconds"] = (time.perf_counter() - begin) / (thread.number if thread else 1)
             records.append(record)
-            journal.add(record, sim.state, best, kept, last=number == config.rounds)
+            try:
+                if (asked := watch.after(records)) is not None and stopped is None:
+                    stopped = asked
+                    if "test" not in record:
+                        evaluate(record)
+                    if out:  # before the last checkpoint: what is resumed ends with the same round
+                        stopping.write(out, stopped)
+                    tell.say(f"{config.method} seed {config.seed}: {stopped.sentence()}")
+            finally:  # also after a round of which a callback raises an error
+                last = number == (stopped.round if stopped else rounds)
+                journal.add(record, sim.state, best, kept, last=last)
             tracked.round(record)
             tell.round(record, setup.metric)
+            if last:
+                break
     except (KeyboardInterrupt, Exception):
         journal.write()  # all complete rounds are kept, whatever checkpoint_every says
         raise
@@ -324,7 +405,8 @@ def execute(
         tracked.close()
     if best is None or kept is None:  # a finished run whose best checkpoint was lost: the last round stands in
         best, kept = records[-1]["round"], sim.state
-    last, both = records[-1]["round"], both_tests(sim, records[-1]["round"], engine)
+    last = records[-1]["round"]
+    both = both_tests(sim, last, engine)
     sim.state = kept
     views = sim.views(best, engine)
     outputs = sim.all_predictions(best, engine)
@@ -349,6 +431,8 @@ def execute(
         validation,
         _held_out(setup, best, engine, tell),
         budget=setup.budget,
+        stopped=stopped,
+        mixed=setup.mixed,
     )
     if folder:
         models = partial(write_models, folder, result, federation, len(federation.names))
@@ -384,12 +468,15 @@ def write_models(folder: RunFolder, result: Result, federation: Federation, popu
         about = {
             "method": config.method,
             "hyper": config.hyper,
-            "model": config.model,
+            "model": config.model if result.mixed is None else result.mixed.model(i),
+            "adapter": config.adapter,
             "head": config.head,
             "kind": result.task.kind,
+            "target": result.task.target.to_json(),
             "num_classes": federation.num_classes,
             "outputs": num_outputs(federation),
             "input_shape": list(federation.x.shape[1:]),
+            "input_dtype": input_dtype(federation, result.task_of(i)),
             "classes": class_names(federation),
             "decode": None if federation.decode is None else federation.decode.to_json(),
             "population": [population, config.participants(population)],

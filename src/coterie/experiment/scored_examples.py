@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from coterie.compute.cpu import cores
 from coterie.compute.inference import faster_inference
+from coterie.compute.torch_private import count_flops
 from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation, Index, SplitName
@@ -67,14 +67,23 @@ class Examples:
 
     @functools.cached_property
     def x(self) -> list[Tensor]:
-        """Return each client's inputs, decoded.
+        """Return each client's inputs, decoded. They are kept with the federation, for its next run.
 
         Each is a tensor of its own: how products round depends on the layout in memory, and a client's metrics must
         not depend on the other clients.
         """
+        inputs: list[Tensor]
+        decode, inputs = self.federation.kept.get("scored inputs", (None, []))
+        if not inputs or decode != self.task.decode:
+            inputs = self._decoded()
+            self.federation.kept["scored inputs"] = self.task.decode, inputs
+        return inputs
+
+    def _decoded(self) -> list[Tensor]:
         x, decode = self.federation.x, self.task.decode or (lambda raw: raw)
         sizes = [len(a) + len(b) for a, b in zip(self._parts[0::2], self._parts[1::2], strict=True)]
-        return [decode(x[own.to(x.device)]) for own in torch.split(self._index, sizes)]
+        # `split` of a tensor would import torch._dynamo, which takes a second.
+        return [decode(x[own.to(x.device)]) for own in self._index.split_with_sizes(sizes)]
 
     def fits(self) -> bool:
         """Return whether there are few enough inputs to keep, and few enough clients to call one after another."""
@@ -91,9 +100,8 @@ class Examples:
             predict: calls one of them.
         """
         if what not in self._work:
-            with FlopCounterMode(display=False) as counter:
-                predict(self.x[0][:1])
-            self._work[what] = counter.get_total_flops() * len(self._index) + CALL_FLOPS * len(self.x)
+            one = self.x[0][:1]
+            self._work[what] = count_flops(lambda: predict(one)) * len(self._index) + CALL_FLOPS * len(self.x)
         return self._work[what] <= INLINE_FLOPS
 
     def outputs(self, what: str, predict: Callable[[Task, int, Tensor], Tensor]) -> Tensor:
@@ -142,7 +150,7 @@ class Pool:
             predict: takes a task, the number of a model, and inputs.
             width: so few examples that a layer's outputs for them stay in the cache.
         """
-        pieces = torch.split(self._x, width)
+        pieces = [self._x[start : start + width] for start in range(0, len(self._x), width)]
         tasks = task_per_thread(self.task) if self._x.is_cpu else [self.task]
         found = in_threads(
             tasks,
@@ -172,5 +180,6 @@ def in_threads(tasks: Sequence[Task], order: Sequence[int], call: Callable[[Task
         finally:
             free.append(task)
 
-    with ThreadPoolExecutor(len(free)) as pool:
+    # A thread must ask for the number of threads before it computes: else oneDNN starts some of its own in it.
+    with ThreadPoolExecutor(len(free), initializer=torch.get_num_threads) as pool:
         return dict(zip(order, pool.map(one, order), strict=True))

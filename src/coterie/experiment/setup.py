@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from coterie.core import device, rng
 from coterie.core.errors import ConfigError
-from coterie.core.task import Task, make_task
+from coterie.core.losses import find_loss
+from coterie.core.optimizers import Optimizer
+from coterie.core.targets import Classes, Survival, Target
+from coterie.core.task import Augment, Task, make_task
 from coterie.core.user_code import in_user_code
+from coterie.core.wrapped import plain
 from coterie.data import Federation, from_clients, load
+from coterie.data.augment import find_augmentation
+from coterie.data.datasets import gather
 from coterie.data.tables.silos import load_silos
+from coterie.data.tasks import make_target, stacked, with_task
 from coterie.data.weights import balanced
 from coterie.engine import Place, make_peers
-from coterie.evaluation.metrics import METRICS, default_metric
+from coterie.engine.samplers import Turnout
+from coterie.evaluation.metrics import Metric, add
+from coterie.evaluation.scoring import default_metric, names_of
+from coterie.experiment import find_callbacks, training_settings
+from coterie.experiment.building import completed
 from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.mixed import OWN_MODELS, Mixed, Models, check_method, grouped, of_clients, spelled
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
 from coterie.experiment.privacy.site_level import Shares
 from coterie.experiment.references import check as check_table
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
+from coterie.experiment.training_settings import clipping_of
 from coterie.methods.fields import AnyMethod, name_of, values_of
+from coterie.methods.named import optimizer_values
 from coterie.models import find_model
 from coterie.profiling import timed
 
+OWN_LOSS = "own-loss"  # in place of the path of a loss that has none
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
 Data = str | Federation | Sequence[Client] | Mapping[str, Client]
+OWN_AUGMENT = "own-augment"  # what config.toml says of an augmentation that came from Python
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 
@@ -49,21 +65,37 @@ class Setup:
     held_out: Federation | None = None  # clients that take no part
     shares: Shares | None = None  # how messages are clipped and noised; None: they are sent as they are
     budget: Budget | None = None  # what the run's privacy costs; None: it has none
+    callbacks: tuple[Any, ...] = ()  # names, classes, functions or objects; each run makes its own of them
+    mixed: Mixed | None = None  # who has which model; None: all have the same
 
     def with_method(self, method: AnyMethod) -> Setup:
         """Return the same splits, model and schedule with another method."""
         method = method.scheduled(self.config.rounds)
-        settings: dict[str, Any] = {"method": name_of(method), "hyper": values_of(method)}
-        settings["optimizer"] = optimizer_values(method) or self.config.optimizer
+        settings: dict[str, Any] = {"method": name_of(method), "hyper": values_of(method), **clipping_of(method)}
+        settings["optimizer"] = optimizer_of(method) or self.config.optimizer
         if self.config.epsilon is not None:
             settings["noise"] = None  # to be found anew
         config = self.config.model_copy(update=settings)
         return make_private(dataclasses.replace(self, config=config, method=config.ready(method)))
 
+    def without_stopping(self) -> Setup:
+        """Return the same without callbacks and early stopping, as for a run that ends when another one does."""
+        config = self.config.model_copy(update={"early_stop": None, "callbacks": None})
+        return dataclasses.replace(self, config=config, callbacks=())
+
+    def one_task(self) -> Task:
+        """Return the task of all clients; raise `ConfigError` if they have different models."""
+        if self.mixed is not None:
+            raise ConfigError(
+                ["models: clients with different models are for a run alone (coterie run): use one model"]
+            )
+        return self.task
+
     def with_model(self, model: str) -> Setup:
         """Return the same splits, method and schedule with another model, by its name."""
         config = self.config.model_copy(update={"model": model})
-        task = _task_and_metric(config, self.federation, model)[0]
+        own = Objects(None, self.task.own_loss, self.task.metrics)
+        task = _task_and_metric(config, self.federation, model, self.task.augment, own)[0]
         return make_private(dataclasses.replace(self, config=config, task=task))
 
 
@@ -73,6 +105,7 @@ def prepare(
     data: Data | None = None,
     *,
     model: Model | None = None,
+    models: Any = None,  # Models | None
     **settings: Any,
 ) -> Setup:
     """Resolve settings, load the data, and build the method, model and topology; see `coterie.run` for the arguments.
@@ -86,11 +119,23 @@ def prepare(
     """
     if method is None:
         method = named_by(settings.get("setting"), "method", Config.model_fields["method"].default)
+    own, settings = take_objects(settings)
     values = sort_settings(name_of(method) if not isinstance(method, str) else method, settings)
     own_data, own_model = not isinstance(data, str | None), model is not None and not isinstance(model, str)
     values["data"] = data if isinstance(data, str | None) else getattr(data, "name", "own-data")
+    if isinstance(models, str):
+        models = models.split(",")
+    if models is not None:
+        if model is not None:
+            raise ConfigError(["give model or models, not both"])
+        values["models"] = list(models) if isinstance(models, Sequence) else [OWN_MODELS]
     values["model"] = model if isinstance(model, str) else "own-model" if own_model else None
+    augment = values.get("augment")
+    if callable(augment):
+        values["augment"] = OWN_AUGMENT
     values["method"] = method if isinstance(method, str) else "fedavg"
+    called = values.get("callbacks") or ()
+    values["callbacks"] = find_callbacks.names_of(values.get("callbacks"))
     if not isinstance(method, str) and any(values.get(table) for table in TABLES):
         given = [key for table in TABLES for key in values.get(table, {})]
         raise ConfigError([f"{', '.join(given)}: the method is given as an object, so set its hyper-parameters there"])
@@ -102,26 +147,105 @@ def prepare(
     if absent:
         raise ConfigError([absent])
     if not isinstance(method, str):
-        config = config.model_copy(update={"method": name_of(method)})
+        config = config.model_copy(update={"method": name_of(method), **clipping_of(method)})
+        if problems := training_settings.problems_of(config):
+            raise ConfigError(problems)
         built = config.ready(method)
         config = config.model_copy(update={"hyper": values_of(built)})
-    federation, held_out = hold_out(_federation(config, data), config.holdout, config.data_seed)
+    federation, held_out = hold_out(_federation(config, data, own.target), config.holdout, config.data_seed)
     if config.references:
         check_table(federation)
-    task, metric = _task_and_metric(config, federation, config.model if model is None else model)
+    if config.augment is not None and not callable(augment):
+        augment = find_augmentation(config.augment)
+    mixed, models = None, config.models if models is None or isinstance(models, Sequence) else models
+    if models is None:
+        task, metric = _task_and_metric(config, federation, config.model if model is None else model, augment, own)
+    else:
+        mixed, metric = _mixed(config, built, federation, models, augment, own)
+        task = mixed.groups[0].task
+        found = [mixed.model(i) for i in range(len(federation.names))]
+        config = config.model_copy(update={"models": spelled(models, federation.names, found)})
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not built.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
-    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer, "select": metric}
+    resolved: dict[str, Any] = own.recorded()
+    resolved |= {"hyper": values_of(built), "optimizer": optimizer_of(built) or config.optimizer, "select": metric}
     staged = federation.to(torch.device(config.device))  # once, for all that follows
-    return make_private(Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out))
+    made = Setup(config.model_copy(update=resolved), built, staged, task, metric, peers, held_out, mixed=mixed)
+    return make_private(dataclasses.replace(made, callbacks=(called,) if isinstance(called, str) else tuple(called)))
+
+
+def _mixed(
+    config: Config, method: AnyMethod, federation: Federation, models: Models, augment: Augment | None, own: Objects
+) -> tuple[Mixed, str]:
+    """Build each client's model and group the clients by architecture; check that the run can have such clients."""
+    problems = [] if config.topology == "server" else ["models: clients with different models need a server"]
+    if config.privacy is not None:
+        problems.append("models: privacy is not worked out for clients with different models")
+    if config.holdout:
+        problems.append("models: a newcomer's model is not known, so leave out holdout")
+    if config.pretrained is not None:
+        problems.append("models: one file of pretrained weights does not fit different models")
+    if problems:
+        raise ConfigError(problems)
+    check_method(method)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
+        wanted = of_clients(models, federation.names)
+    made: dict[Any, Task] = {}
+    for model in wanted:
+        key = model if isinstance(model, str) else id(model)
+        if key not in made:
+            made[key], metric = _task_and_metric(config, federation, model, augment, own)
+    tasks = [made[model if isinstance(model, str) else id(model)] for model in wanted]
+    return grouped(tasks, wanted, method), metric
+
+
+class Objects(NamedTuple):
+    """Hold what was given in Python, and not by name."""
+
+    target: Target | None
+    loss: Callable[[Tensor, Tensor], Tensor] | None
+    metrics: tuple[str, ...]  # names, of those that were given by name, too
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that say in a run's folder what they were, so that it is resumed with the same."""
+        found: dict[str, Any] = {} if self.loss is None else {"loss": path_of(self.loss) or OWN_LOSS}
+        if self.target is not None:
+            found |= {"task": self.target.kind}
+            found |= {"horizons": list(self.target.times)} if isinstance(self.target, Survival) else {}
+        return found
+
+
+def path_of(thing: Any) -> str | None:
+    """Return the import path of a function, or None if it has none."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is thing else None
+
+
+def take_objects(settings: Mapping[str, Any]) -> tuple[Objects, dict[str, Any]]:
+    """Divide settings into what is an object, and what can be written to a file."""
+    rest = dict(settings)
+    target, loss, metric = (rest.pop(key, None) for key in ("target", "loss", "metric"))
+    named = [metric] if isinstance(metric, str | Metric) else list(metric or ())
+    rest |= {"target": target} if isinstance(target, str) else {}
+    rest |= {"loss": loss} if isinstance(loss, str) else {}
+    rest["metric"] = [each if isinstance(each, str) else each.path for each in named] or None
+    mine = None if isinstance(target, str) else target, None if isinstance(loss, str) else loss
+    problems = [] if isinstance(mine[0], Target | None) else ["target: give a target of coterie.targets, or its column"]
+    problems += (
+        [] if mine[1] is None or callable(mine[1]) else ["loss: give a function of outputs and targets, or a name"]
+    )
+    if problems:
+        raise ConfigError(problems)
+    return Objects(*mine, add(named)), rest
 
 
 def make_private(setup: Setup) -> Setup:
     """Return the setup with the privacy that its configuration asks for."""
     if setup.config.privacy is None:
         return setup
-    rounds = rounds_of_each(setup.config, setup.federation.names)
+    rounds = rounds_of_each(setup.config, setup.federation)
     made = install(setup.config, setup.method, setup.task, setup.federation, rounds)
     # The noise that was found is written down, so that a run is resumed with the same.
     noise = setup.config.noise if made.budget is None else made.budget.noise
@@ -129,24 +253,34 @@ def make_private(setup: Setup) -> Setup:
     return dataclasses.replace(setup, config=config, method=made.method, shares=made.shares, budget=made.budget)
 
 
-def _task_and_metric(config: Config, federation: Federation, model: Model) -> tuple[Task, str]:
+def _task_and_metric(
+    config: Config, federation: Federation, model: Model, augment: Augment | None, given: Objects | None = None
+) -> tuple[Task, str]:
     """Build the task and find the metric, and check at once all that can only be checked with the data at hand."""
-    problems = []
-    if config.participants(len(federation.names)) > len(federation.names):
+    problems, participants = [], config.participants(len(federation.names))
+    if participants > len(federation.names):
         problems.append(
             f"clients_per_round = {config.clients_per_round}, but there are {len(federation.names)} clients"
         )
-    names = METRICS[federation.kind]
-    metric = config.select or default_metric(federation.num_classes)
+    elif config.sampler is not None:
+        try:
+            Turnout(config.sampler, federation.names, federation.sizes, participants, config.seed).of(1)
+        except ConfigError as error:
+            problems += error.problems
+    target, metrics = federation.target, given.metrics if given else add(config.metric or ())
+    names = (*names_of(target), *metrics)
+    metric = config.select or default_metric(target)
     if metric not in names:
-        problems.append(f"select = '{metric}': a {federation.kind} has {', '.join(names)}")
+        problems.append(f"select = '{metric}': {target.words} has {', '.join(names)}")
+    problems += unsuited(config, target)
     task = None
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)
-            module = _module(model, federation)
+            module = completed(_module(model, federation), config.pretrained, config.adapter, config.head)
         own: dict[str, Any] = {"head": config.head, "decode": federation.decode, "bf16": config.bf16}
-        task = make_task(module, federation.kind, federation.num_classes, federation.x, **own)
+        own |= {"augment": augment, "loss": (given and given.loss) or named_loss(config, target), "metrics": metrics}
+        task = make_task(module, federation.target, None, federation.x, **own)
     except ConfigError as error:
         problems += error.problems
     except ValueError as error:
@@ -156,9 +290,29 @@ def _task_and_metric(config: Config, federation: Federation, model: Model) -> tu
     return task, metric
 
 
+def named_loss(config: Config, target: Target) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the loss that a configuration names, or None for the target's own."""
+    return None if config.loss is None else find_loss(config.loss, target)
+
+
+def unsuited(config: Config, target: Target) -> list[str]:
+    """Return a sentence for each setting that this kind of target has no use for."""
+    found = []
+    if not isinstance(target, Classes) and target.kind != "regression":
+        asked = {"threshold": config.threshold is not None, "calibrate": config.calibrate}
+        found += [f"{key}: it is for a classification, and this is {target.words}" for key, on in asked.items() if on]
+    if target.joint and config.take_home == "best":
+        found.append(
+            f"take_home = 'best' compares losses of single examples, and in {target.words} an example has none of its "
+            "own: take_home = 'federated', or task = 'survival'"
+        )
+    return found
+
+
 def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Move hyper-parameters of the method and of the optimisers to their tables; keys of `Config` stay."""
-    tables = {flag[2:].replace("-", "_"): place for flag, place in flags(method).items()}
+    of_tables = flags(method, settings.get("optimizer"))
+    tables = {flag[2:].replace("-", "_"): place for flag, place in of_tables.items()}
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if value is None:
@@ -175,23 +329,42 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_federation(config: Config) -> Federation:
     """Load the federation that a configuration names."""
-    return _federation(config, None)
+    return _federation(config, None, None)
 
 
-def _federation(config: Config, data: Data | None) -> Federation:
-    federation = _without_weights(config, data)
+def _federation(config: Config, data: Data | None, target: Target | None) -> Federation:
+    federation = _without_weights(config, data, target)
     return balanced(federation) if config.class_weights else federation
 
 
-def _without_weights(config: Config, data: Data | None) -> Federation:
+def _without_weights(config: Config, data: Data | None, target: Target | None) -> Federation:
+    if target is not None and (config.task or target.kind) != target.kind:
+        raise ConfigError([f"task = '{config.task}', but the target is {target.words}"])
+    horizons = config.horizons or ()
     if isinstance(data, Federation):
-        return data
+        return with_task(data if target is None else dataclasses.replace(data, declared=target), config.task, horizons)
     if config.silos:
         return load_silos(options(config), validation=config.validation, test=config.test, seed=config.data_seed)
     if isinstance(data, str | None):
         division: dict[str, Any] = {key: getattr(config, key) for key in ("data_dir", *PARTITION_SETTINGS)}
-        return load(config.data, config.data_seed, config.validation, config.test, **division)
-    return from_clients(data, validation=config.validation, test=config.test, seed=config.data_seed)
+        found = load(config.data, config.data_seed, config.validation, config.test, task=config.task, **division)
+        return with_task(
+            found if target is None else dataclasses.replace(found, declared=target), config.task, horizons
+        )
+    return own_clients(config, data, target)
+
+
+def own_clients(config: Config, data: Any, target: Target | None = None) -> Federation:
+    """Make a federation of clients' own examples, as `from_clients` does, for the task that is asked for."""
+    given = data if isinstance(data, Mapping) else {f"client-{i + 1}": each for i, each in enumerate(data)}
+    pairs = {name: gather(name, each) if isinstance(each, Dataset) else each for name, each in given.items()}
+    if target is None and config.task not in (None, "classification", "regression") and pairs:
+        target = make_target(
+            config.task, stacked([torch.as_tensor(y) for _, y in pairs.values()]), config.horizons or ()
+        )
+    regression = None if config.task is None else config.task == "regression"
+    own: dict[str, Any] = {"validation": config.validation, "test": config.test, "seed": config.data_seed}
+    return from_clients(pairs, name="own-data", regression=regression, target=target, **own)
 
 
 def hold_out(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation | None]:
@@ -233,10 +406,16 @@ def _module(model: Any, federation: Federation) -> nn.Module:
 
 def num_outputs(federation: Federation) -> int:
     """Return how many outputs a model needs: one per class or, in a regression, per target value."""
-    return federation.num_classes or int(np.prod(federation.y.shape[1:], dtype=int))
+    return federation.target.num_outputs or 1
 
 
-def optimizer_values(method: AnyMethod) -> dict[str, Any]:
+def input_dtype(federation: Federation, task: Task) -> str:
+    """Return the type of numbers that a model which was taken home is given: "int64" for tokens, else "float32"."""
+    whole = federation.x.dtype in (torch.int16, torch.int32, torch.int64) and task.decode is None
+    return "int64" if whole else "float32"
+
+
+def optimizer_of(method: AnyMethod) -> dict[str, Any]:
     """Return the name and settings of a method's optimiser, or {} if it has none."""
-    optimizer = getattr(getattr(method, "optimizer", None), "unguarded", None)
-    return {"name": type(optimizer).__name__.lower(), **values_of(optimizer)} if optimizer is not None else {}
+    optimizer = getattr(method, "optimizer", None)
+    return optimizer_values(plain(optimizer)) if isinstance(optimizer, Optimizer) else {}

@@ -49,7 +49,7 @@ def result_html(result: Result) -> str:
     else:
         foot.append(ours)
     columns = ["client", "train", *(["local", method, "gain", "95 % interval", "verdict"] if found else [method])]
-    where = f"{method} on {result.config.data}, round {result.selected} of {result.config.rounds}"
+    where = f"{method} on {result.config.data}, round {result.selected} of {result.rounds[-1]['round']}"
     parts = [inline.table(f"{where}: test {metric_title(metric)}", columns, rows, foot)]
     if found:
         bars = [

@@ -14,7 +14,7 @@ from coterie.storage import files
 
 DATA = "silos"  # the name of the data set in a run on sites' own files
 ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".data", ".txt")
-OPTIONS = ("target", "schema", "columns", "missing", "site_column", "group", "drop", "regression")
+OPTIONS = ("target", "schema", "columns", "missing", "site_column", "group", "drop", "regression", "levels")
 
 # Sites are small, so rounds are short: sites learn from each other before they overfit.
 DEFAULTS: dict[str, Any] = {
@@ -59,9 +59,15 @@ def misuses(given: Mapping[str, Any]) -> list[str]:
         problems.append("give data or silos, not both")
     if given.get("target") is None and given.get("schema") is None:
         problems.append('silos needs a target, the column to predict: target = "name" (or a schema, which has it)')
-    for key in ("target", "columns", "missing", "regression"):
+    for key in ("target", "columns", "missing", "regression", "levels", "task", "horizons"):
         if given.get("schema") is not None and given.get(key) is not None:
             problems.append(f"give {key} or schema, not both: the schema says it")
+    if given.get("regression") is not None and given.get("task") is not None:
+        problems.append("give task or regression, not both: regression is short for task = 'regression'")
+    if given.get("levels") is not None and given.get("task") not in ("ordinal", "multitask"):
+        problems.append("levels are for task = 'ordinal'")
+    if given.get("horizons") is not None and given.get("task") not in ("survival", "multitask"):
+        problems.append("horizons are for task = 'survival'")
     if given.get("site_column") is not None and isinstance(given["silos"], list) and len(given["silos"]) > 1:
         problems.append(f"site_column is for one file with all sites, but silos names {len(given['silos'])}")
     named = [given.get("target"), given.get("group"), given.get("site_column"), *(given.get("drop") or [])]
@@ -82,6 +88,9 @@ def options(config: Any) -> Silos:
         group=config.group,
         drop=tuple(config.drop or ()),
         regression=config.regression,
+        task=config.task,
+        horizons=tuple(config.horizons or ()),
+        levels=tuple(config.levels or ()),
     )
 
 

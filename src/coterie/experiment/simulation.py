@@ -21,7 +21,7 @@ from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.data.federation import Federation, Index
 from coterie.data.minibatches import Plan, draw, pad_positions
-from coterie.engine import Central, ClientRunner, Place, Rows, in_order
+from coterie.engine import Central, ClientRunner, Place, Rows, in_order, samplers
 from coterie.engine.engine import one_thread, threads_for
 from coterie.evaluation import Predictions, Scores
 from coterie.experiment.divergence import find_divergence
@@ -65,6 +65,7 @@ class Simulation:
     # (round, ids, down, ups) -> the messages as hostile clients make them; None: nobody is hostile
     tamper: Callable[[int, list[int], Tree, Tree], Tree] | None = None
     hostile: frozenset[int] = frozenset()  # ids of clients that may diverge, since nobody believes them anyway
+    sampler: samplers.Function | None = None  # chooses who takes part; None: all have the same chance
 
     @classmethod
     def start(
@@ -114,14 +115,19 @@ class Simulation:
 
     def sample(self, round: int) -> list[int]:
         """Return the clients that take part in a round, by number."""
-        return self._smallest(self._everyone, self.participants, "participation", round)
+        return self._turnout.of(round)
+
+    @functools.cached_property
+    def _turnout(self) -> samplers.Turnout:
+        names, sizes = self.federation.names, self.federation.sizes
+        return samplers.Turnout(self.sampler, names, sizes, self.participants, self.seed)
 
     def _smallest(self, ids: list[int], size: int, purpose: str, round: int) -> list[int]:
         """Choose `size` clients at random: each draws a number by its name, and those with the smallest are chosen."""
         if size >= len(ids):
             return ids
         tickets = rng.seeds_of((self.seed, purpose, round), [self.federation.names[i] for i in ids])
-        return sorted(ids[k] for k in tickets.argsort(kind="stable")[:size])
+        return [ids[k] for k in samplers.smallest(tickets, size)]
 
     def train(self, round: int, engine: ClientRunner) -> Round:
         """Run a round: dispatch, local updates, aggregation.
@@ -137,12 +143,9 @@ class Simulation:
             CoterieError: training diverged. The state is then what it was before the round.
         """
         ids = self.sample(round)
-        down, rows_of = self._work(round, ids)
-        results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
+        down, rows_of, (clients, ups, info) = self._updates(round, ids, engine)
         # A second thread, once woken, keeps a worker's core busy for milliseconds, so little work gets none.
-        threads = threads_for(tuple(rows for _, rows in results))
-        with threads, on(self.federation.x.device):
-            clients, ups, info = in_order(results, ids)
+        with threads_for((clients, ups, info)), on(self.federation.x.device):
             names = [self.federation.names[i] for i in ids]
             if self.shares is not None and self.shares.level != "site-central":
                 ups = self.shares.apply(self.seed, round, names, down, ups)
@@ -157,8 +160,18 @@ class Simulation:
                 heard, messages = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
             server = self.place.aggregate(self.method, self.state.server, heard, messages)
             server_info = self.place.info(self.method, server)
-            self.state = State(server, client_rows.put(self.state.clients, at, clients))
+            self.state = State(server, self._put(at, clients))
         return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
+
+    def _updates(self, round: int, ids: list[int], engine: ClientRunner) -> Any:
+        """Return what the clients are sent, what gathers their rows, and their states, messages and infos as rows."""
+        down, rows_of = self._work(round, ids)
+        results = engine.map(self._local_update, self.federation, ids, rows_of, purpose="train")
+        with threads_for(tuple(rows for _, rows in results)), on(self.federation.x.device):
+            return down, rows_of, in_order(results, ids)
+
+    def _put(self, at: Tensor, clients: Tree) -> Any:
+        return client_rows.put(self.state.clients, at, clients)
 
     @timed("evaluate")
     def evaluate(self, round: int, engine: ClientRunner, *, own_only: bool = False) -> dict[str, Scores]:
@@ -289,6 +302,12 @@ class Simulation:
             views = client_rows.put(views, torch.tensor(ids), part)
         return views
 
+    def view_of(self, client: int, round: int, engine: ClientRunner) -> Tree:
+        """Return what one client would deploy."""
+        rows_of = self._personal(round, [client])
+        results = engine.map(self._view, self.federation, [client], rows_of, purpose="view")
+        return client_rows.take(in_order(results, [client]), 0)
+
     def probe(self, round: int = 1) -> tuple[Any, list[int], Any]:
         """Return a round's work, without doing it: a function, its clients, and their rows."""
         ids = self.sample(round)
@@ -316,7 +335,8 @@ class Simulation:
 
     def _personal(self, round: int, ids: list[int]) -> Any:
         rows_of = self._rows(ids, self._send(ids, *self._for_evaluation, round))
-        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False)
+        pacing = self.plan.pacing and self.plan.pacing.at_full_pace()
+        plan = replace(self.plan, epochs=self.method.personalize_epochs, steps=None, poisson=False, pacing=pacing)
 
         def with_batches(group: list[int]) -> Rows:
             return rows_of(group), self._draw(group, plan, "personalize", round)
@@ -387,7 +407,8 @@ class Simulation:
         """Say which client diverged, in which step, and what to try."""
         found = find_divergence(self.method.local_update, self.task, rows_of([client]))
         where, advice = (found.in_words(), found.advice()) if found else ("", "")
-        name, lr = self.federation.names[client], getattr(getattr(self.method, "optimizer", None), "lr", None)
+        name, optimizer = self.federation.names[client], getattr(self.method, "optimizer", None)
+        lr = getattr(getattr(optimizer, "at_full_pace", optimizer), "lr", None)
         now = f", now {lr:g}" if isinstance(lr, float | int) else ""
         return (
             f"{DIVERGED}: client '{name}' has NaN or infinite values in round {round}{where}. {advice}"

@@ -99,6 +99,10 @@ class FedCP(Method[Model, Client, Model, Up]):
     def averaged(self) -> tuple[str, ...]:
         return "theta", "gate"
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return "theta", "gate"
+
     def init_server(self, params: Params, population: Population) -> Model:
         dim = head_inputs(population.task, "FedCP")
         return Model(params, dense(population, "gate", dim, 2 * dim, params))

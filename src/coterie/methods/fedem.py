@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch, Batches
+from coterie.core.errors import CoterieError
 from coterie.core.method import CountedParams, Info, Method, Population
 from coterie.core.optimizers import SGD, Optimizer
 from coterie.core.scan import scan
@@ -69,6 +70,11 @@ class FedEM(Method[Params, Tensor, Params, CountedParams]):
     dispatch, aggregate = averaging.dispatch, averaging.aggregate
 
     def init_server(self, params: Params, population: Population) -> Params:
+        if population.task is not None and population.task.joint:
+            raise CoterieError(
+                f"FedEM asks which model fits an example best, and in {population.task.target.words} an example has no "
+                "loss of its own: choose task = 'survival', whose examples have"
+            )
         return different_models(params, self.components, population.task)
 
     def init_client(self, params: Params) -> Tensor:

@@ -113,7 +113,7 @@ class FedEPFT(Method[Server, Client, Server, Up]):
         w = task.split(down.w)[0]
         site = Client(*({name: part[name] for name in w} for part in client))
         cavity, centre = self._cavity(site, w, down.precision)
-        strength = self._strength(cavity, batches.count)
+        strength = self._strength(cavity, batches.count, batches.top_pace())
         theta, loss = train(task, self.optimizer, down.w, batches, _pull, (centre, strength))
         trained, buffers = task.split(task.sent(theta))
         new = tree.scale(_curvature(task, theta, batches.epoch(0)), batches.count)
@@ -147,11 +147,11 @@ class FedEPFT(Method[Server, Client, Server, Up]):
         centre = {name: (precision[name] * w[name] - site.natural[name]) / cavity[name] for name in w}
         return cavity, centre
 
-    def _strength(self, cavity: Params, count: Tensor) -> Params:
-        """Return the pull to mu_-i: Lambda_-i / n_i, but no more than a step can follow."""
-        step = self.optimizer.steady_step()
+    def _strength(self, cavity: Params, count: Tensor, pace: Tensor | float = 1.0) -> Params:
+        """Return the pull to mu_-i: Lambda_-i / n_i, but no more than the largest step can follow."""
+        step = self.optimizer.at_full_pace.steady_step()
         wanted = tree.map(lambda leaf: leaf / count, cavity)
-        return wanted if step is None else tree.map(lambda leaf: leaf.clamp_max(1 / step), wanted)
+        return wanted if step is None else tree.map(lambda leaf: leaf.clamp_max(1 / (step * pace)), wanted)
 
 
 def _pull(theta: Params, anchor: Any) -> Tensor:

@@ -187,7 +187,7 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         self, task: Task, client: tuple[()], down: Down, batches: Batches
     ) -> tuple[tuple[()], Addressed, Info]:
         owners, models = down.models
-        tau = batches.count if isinstance(self.temperature, str) else torch.tensor(self.temperature)
+        tau = batches.count if isinstance(self.temperature, str) else torch.as_tensor(self.temperature)
         loss = vmap(lambda phi: mean_loss(task, phi, batches.epoch(0)))(models)  # [K]
         loss = torch.cat([loss[:1], loss[1:].nan_to_num(WORTHLESS, WORTHLESS).clamp_max(WORTHLESS)])
         whose = owners[:, None] == torch.arange(len(down.losses.last))  # [K, N]

@@ -136,6 +136,10 @@ class FedMAP(Method[Server, Client, Gamma, Up]):
         return ("theta", "buffers") if self.prior == "gaussian" else ()  # others learn from the spread, too
 
     @property
+    def stepped(self) -> tuple[str, ...]:
+        return ("gamma",)
+
+    @property
     def beyond_sums(self) -> str:
         if self.weighting == "omega" and self.likelihood == "sum":
             return "omega of a sum of losses is too small for sums in fixed point: use likelihood = mean"

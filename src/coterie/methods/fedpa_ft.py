@@ -68,6 +68,10 @@ class FedPAFT(Method[Server, tuple[()], Server, TrainedAndBuffers]):
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = ({"burn_in": 0},)
 
     @property
+    def stepped(self) -> tuple[str, ...]:
+        return ("w",)
+
+    @property
     def personalize_epochs(self) -> int:
         return self.finetune_epochs
 

@@ -59,6 +59,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class FedProto(Method[Prototypes, Params, Prototypes, Up]):
+    mixes_models: ClassVar[str] = "prototypes"
     learns_from: ClassVar[str] = "all clients, through the mean feature of each class; the model is its own"
 
     optimizer: Optimizer = SGD()

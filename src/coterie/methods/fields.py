@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pydantic.fields import FieldInfo
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import find, suggest
 from coterie.core.method import Method
-from coterie.core.optimizers import OPTIMIZERS, Optimizer
+from coterie.core.optimizers import Optimizer
 from coterie.core.search import Search, Unsearched
 from coterie.methods import METHODS
 
@@ -155,18 +156,16 @@ def build(cls: Any, values: Mapping[str, Any], owner: str, **fixed: Any) -> tupl
     return (None if problems else cls(**clean, **fixed)), problems
 
 
-def build_optimizer(values: Mapping[str, Any]) -> tuple[Optimizer | None, list[str]]:
-    """Build the optimiser called `values["name"]` (SGD by default) from the other values; see `build`."""
-    name = str(values.get("name", "sgd"))
-    if name not in OPTIMIZERS:
-        return None, [f"there is no optimizer '{name}'{suggest(name, OPTIMIZERS)}; there are {', '.join(OPTIMIZERS)}"]
-    rest = {key: value for key, value in values.items() if key != "name"}
-    return build(OPTIMIZERS[name], rest, f"optimizer {name}")
-
-
 def values_of(instance: Any) -> dict[str, Any]:
     """Return the hyper-parameters of a method or an optimiser by name."""
     return {hyper.name: getattr(instance, hyper.name) for hyper in hyper_parameters(type(instance))}
+
+
+def with_optimizer(method: AnyMethod, optimizer: Optimizer) -> AnyMethod:
+    """Return the method with another optimiser, and with whatever is wrapped around its functions."""
+    made = copy.copy(method)
+    object.__setattr__(made, "optimizer", optimizer)
+    return made
 
 
 def name_of(method: AnyMethod) -> str:

@@ -118,6 +118,10 @@ class GPFL(Method[Server, Params, Server, Up]):
     def averaged(self) -> tuple[str, ...]:
         return "body", "valve", "embeddings"
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return "body", "valve", "embeddings"
+
     def init_server(self, params: Params, population: Population) -> Server:
         dim = head_inputs(population.task, "GPFL")
         classes, _ = class_moments.dimensions(population.task)

@@ -33,6 +33,7 @@ from coterie.parts import averaging, shared_layers
 
 @dataclass(frozen=True)
 class LGFedAvg(Method[Params, Params, Params, CountedParams]):
+    mixes_models: ClassVar[str] = "heads"
     learns_from: ClassVar[str] = "all clients, through the head that they share; the body is its own"
 
     optimizer: Optimizer = SGD()

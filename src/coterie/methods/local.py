@@ -24,6 +24,7 @@ from coterie.core.tree import Params
 
 @dataclass(frozen=True)
 class Local(Method[tuple[()], Params, tuple[()], tuple[()]]):
+    mixes_models: ClassVar[str] = "nothing"
     learns_from: ClassVar[str] = "nobody: it was trained on its own data alone"
 
     optimizer: Optimizer = SGD()

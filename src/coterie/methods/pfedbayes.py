@@ -96,6 +96,10 @@ class PFedBayes(Method[Gaussian, Client, Gaussian, Up]):
     def averaged(self) -> tuple[str, ...]:
         return ("mu", "rho")
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return ("mu", "rho")
+
     def init_server(self, params: Params, population: Population) -> Gaussian:
         return self._around(params)
 

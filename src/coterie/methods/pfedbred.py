@@ -201,7 +201,7 @@ class PFedBreD(Method[Params, Client, Params, TrainedAndBuffers]):
         return tree.map(lambda a, b: a - self._loss_step * b, own, grads)
 
     @property
-    def _outer_step(self) -> float:
+    def _outer_step(self) -> float | Tensor:
         """alpha_m."""
         if self.outer_lr == "auto":
             return envelope_step(self.optimizer, self.lam, self.prox_steps)

@@ -110,6 +110,10 @@ class PFedGP(Method[Shared, Params, Shared, Up]):
     def averaged(self) -> tuple[str, ...]:
         return "body", "kernel"
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return "body", "kernel"
+
     def init_server(self, params: Params, population: Population) -> Shared:
         class_moments.dimensions(population.task)  # complains in words if there are no classes or features
         return Shared(averaging.init_body(self, params, population), self._log_scales())

@@ -98,6 +98,10 @@ class PFedVMP(Method[Server, Params, Server, Up]):
     def averaged(self) -> tuple[str, ...]:
         return ("body",)
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return ("body",)
+
     def init_server(self, params: Params, population: Population) -> Server:
         classes, dim = class_moments.dimensions(population.task)
         head = population.task.head_names if population.task else frozenset()
@@ -106,7 +110,7 @@ class PFedVMP(Method[Server, Params, Server, Up]):
 
     def local_update(self, task: Task, client: Params, down: Server, batches: Batches) -> tuple[Params, Up, Info]:
         start = {**client, **down.body}
-        anchor = (down.centroid, down.known, torch.tensor(self._strength(task)))
+        anchor = (down.centroid, down.known, torch.as_tensor(self._strength(task)))
         theta, loss = train(
             task, self.optimizer, start, batches, anchor=anchor, feature_penalty=class_moments.centroid_distance
         )

@@ -104,15 +104,17 @@ class QLSDFT(Method[Server, tuple[()], Params, Up]):
         return tree.broadcast(server.w, len(ids))
 
     def local_update(self, task: Task, client: tuple[()], down: Params, batches: Batches) -> tuple[tuple[()], Up, Info]:
-        lr = self.optimizer.steady_step() or self.optimizer.lr
+        optimizer = self.optimizer.at_full_pace
+        lr = optimizer.steady_step() or optimizer.lr
         if self.local_work == "gradient":
             slope, left = mean_gradient(task, down, batches.epoch(0))
-            way, buffers = tree.scale(slope, lr), task.split(task.sent({**down, **left}))[1]
-            gamma, loss = torch.tensor(lr), mean_loss(task, down, batches.epoch(0))
+            gamma = lr * batches.epoch(0).first_steps(1).total_pace()
+            way, buffers = tree.scale(slope, gamma), task.split(task.sent({**down, **left}))[1]
+            loss = mean_loss(task, down, batches.epoch(0))
         else:
             theta, loss = train(task, self.optimizer, down, batches)
             trained, buffers = task.split(task.sent(theta))
-            way, gamma = tree.sub(task.split(down)[0], trained), lr * batches.mask.any(-1).sum()
+            way, gamma = tree.sub(task.split(down)[0], trained), lr * batches.total_pace()
         code, scale = _quantised(way, self.levels, batches.key[0, 0])
         return (), Up(code, scale, buffers, gamma, batches.count), {"loss": loss}
 

@@ -70,6 +70,10 @@ class Scaffold(Method[Server, Params, Down, Up]):
     def averaged(self) -> tuple[str, ...]:
         return ("y", "change")
 
+    @property
+    def stepped(self) -> tuple[str, ...]:
+        return ("x",)
+
     def init_server(self, params: Params, population: Population) -> Server:
         trained = params if population.task is None else population.task.split(params)[0]
         return Server(params, tree.map(torch.zeros_like, trained), torch.tensor(float(population.size)))

@@ -18,6 +18,7 @@ from coterie.models.lstm import lstm
 from coterie.models.perceptrons import dnn, linear, mlp
 from coterie.models.resnet import resnet18
 from coterie.models.tabular import tabular
+from coterie.models.transformer import transformer
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]  # (shape of one input, number of outputs) -> model
 
@@ -33,6 +34,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet-bn": alexnet_bn,
     "resnet18": resnet18,
     "lstm": lstm,
+    "transformer": transformer,
 }
 
 
@@ -60,18 +62,31 @@ def _defaults(factory: Callable[..., nn.Module]) -> dict[str, Any]:
 
 
 def _options(name: str, factory: Callable[..., nn.Module], words: list[str]) -> dict[str, Any]:
-    known = _defaults(factory)
+    return options_from_words(f"model '{name}'", _defaults(factory), words)
+
+
+def options_from_words(what: str, known: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """Read words such as `hidden=5` as options.
+
+    Args:
+        what: what they are the options of, for messages: "model 'mlp:hidden=5'".
+        known: the options that there are, with their defaults, of which they have the types.
+        words: the words.
+
+    Raises:
+        ConfigError: there is no such option, or its value is none; it lists every problem.
+    """
     problems, values = [], dict[str, Any]()
     for word in words:
         key, equals, text = word.partition("=")
         if key not in known:
             has = f"its options are {', '.join(f'{k}={_typed(v)}' for k, v in known.items())}"
-            problems.append(f"model '{name}' has no option '{key}'; {has if known else 'it has none'}")
+            problems.append(f"{what} has no option '{key}'; {has if known else 'it has none'}")
             continue
         try:
             values[key] = _read(text if equals else "", known[key])
         except (KeyError, ValueError):
-            problems.append(f"model '{name}': {key} = '{text}': give it as in {key}={_typed(known[key])}")
+            problems.append(f"{what}: {key} = '{text}': give it as in {key}={_typed(known[key])}")
     if problems:
         raise ConfigError(problems)
     return values

@@ -153,10 +153,11 @@ def gentle_pull(optimizer: Optimizer, batches: Batches) -> Tensor:
 
     Args:
         optimizer: takes the steps; a is its `lr`. If it has none, p is `MAX_PULL`.
-        batches: the client's minibatches of the round, of which n are no padding.
+        batches: the client's minibatches of the round, of which n are no padding; with a schedule, n counts each by
+            its pace.
     """
-    steps = (batches.mask.sum(-1) > 0).sum().to(batches.mask.dtype)
-    size = getattr(optimizer, "lr", 0.0)
+    steps = batches.total_pace().to(batches.mask.dtype)
+    size = getattr(optimizer.at_full_pace, "lr", 0.0)
     return PULL_AT_END / (size * steps).clamp_min(PULL_AT_END / MAX_PULL)
 
 

@@ -46,9 +46,10 @@ def dimensions(task: Task | None) -> tuple[int, int]:
         CoterieError: if the task has no classes, or the model no linear head.
     """
     if task is None or task.num_classes is None:
+        what = "data without classes" if task is None else task.target.words
         raise CoterieError(
-            "this method describes classes by their features, and the data have none: choose a method that predicts "
-            "numbers, such as fedavg-ft or fedmap"
+            f"this method describes classes by their features, and this is {what}: it needs a classification, in which "
+            "each example has one class. Methods for any task are fedavg-ft, ditto or fedmap, for instance"
         )
     try:
         return task.num_classes, task.feature_dim

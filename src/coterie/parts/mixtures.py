@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
@@ -283,10 +282,7 @@ def predict_mixture(task: Task, view: Mixture, x: Tensor) -> Tensor:
     """Return the weighted mean of the models' predictions for `x`.
 
     For classes it is the logarithm of the mean of their softmax outputs, [examples, classes]; in a regression it is the
-    mean of the outputs themselves.
+    mean of the outputs themselves; for other targets, `Target.mix` says what it is.
     """
     outputs = vmap(task.logits, in_dims=(0, None))(view.models, x)  # [K, examples, ...]
-    weight = view.weight.reshape(-1, *[1] * (outputs.ndim - 1))
-    if task.kind == "regression":
-        return (weight * outputs).sum(0)
-    return torch.logsumexp(F.log_softmax(outputs, 2) + weight.log(), 0)
+    return task.target.mix(outputs, view.weight)

@@ -24,11 +24,12 @@ from coterie.core.errors import CoterieError
 from coterie.core.optimizers import Optimizer
 
 HELD_BACK = 0.1  # the share that `auto` asks for
+MIN_PACE = 1e-6  # of a round: a schedule that comes to 0 takes no step, whatever pulls
 Strength = Literal["auto"] | Annotated[float, Field(ge=0)]  # of a pull
 
 
 def pull_of_a_round(optimizer: Optimizer, share: float, trained: Mapping[str, Tensor], batches: Batches) -> Tensor:
-    """Return p = share / (eta K), a scalar.
+    """Return p = share / (eta K), a scalar. With a schedule, eta K is the sum of the sizes of the K steps.
 
     SGD has eta = lr / (1 - momentum). Adam moves every weight by about lr whatever the gradient is, that is
     eta = lr sqrt(d) for d weights and a gradient of norm 1, which is assumed.
@@ -39,13 +40,13 @@ def pull_of_a_round(optimizer: Optimizer, share: float, trained: Mapping[str, Te
         trained: the trained parameters.
         batches: the client's minibatches, of which those that are not masked out are its K steps.
     """
+    optimizer = getattr(optimizer, "at_full_pace", optimizer)
     lr: Any = getattr(optimizer, "lr", None)
     if lr is None:
         raise CoterieError(f"an automatic pull needs an optimiser with a step size `lr`, and {optimizer} has none")
     steady = optimizer.steady_step()
     eta = lr * math.sqrt(sum(value.numel() for value in trained.values())) if steady is None else steady
-    steps: Tensor = batches.mask.flatten(0, 1).any(-1).sum().clamp_min(1)
-    return (share / eta) / steps
+    return (share / eta) / batches.total_pace().clamp_min(1 if isinstance(batches.pace, tuple) else MIN_PACE)
 
 
 def strength_of(asked: Strength, optimizer: Optimizer, trained: Mapping[str, Tensor], batches: Batches) -> Tensor:

@@ -77,7 +77,7 @@ def summary(federation: Federation) -> list[str]:
     totals = np.array([len(own) for own in client_examples(federation)])
     lines = [f"examples: {totals.sum():,}, {_range_per_client(totals)}"]
     if federation.num_classes is None:
-        return [*lines, "a regression: there are no classes, so label distances do not apply"]
+        return [*lines, f"{federation.target.words}: there are no classes, so label distances do not apply"]
     counts = class_counts(federation)
     found = label_distances(counts)
     have = (counts > 0).sum(1)

@@ -28,7 +28,8 @@ def render(page: Page) -> str:
     escaped = {name: html.escape(getattr(page, name)) for name in ("title", "subtitle", "verdict")}
     figures = {picture.name: _figure(picture) for picture in page.pictures}
     tiles = "".join(
-        f'<div class="tile"><dt>{html.escape(what)}</dt><dd>{html.escape(value)}</dd><p>{html.escape(beside)}</p></div>'
+        f'<div class="tile"><dt>{html.escape(what)}</dt><dd>{html.escape(value)}</dd>'
+        f'<dd class="beside">{html.escape(beside)}</dd></div>'
         for what, value, beside in page.tiles
     )
     links = "".join(f'<a href="#s{k}">{html.escape(section.heading)}</a>' for k, section in enumerate(page.sections))
@@ -78,11 +79,11 @@ def _block(block: Picture | Table | Note) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    height = int(picture.figure.layout["height"])
+    height, heading = int(picture.figure.layout["height"]), html.escape(picture.heading)
     return (
         f'<figure class="card{" half" if picture.half else ""}" data-figure="{html.escape(picture.name)}">'
-        f"<h3>{html.escape(picture.heading)}</h3><figcaption>{html.escape(picture.caption)}</figcaption>"
-        f'{_control(picture)}<div class="plot" style="height:{height}px"></div></figure>'
+        f"<h3>{heading}</h3><figcaption>{html.escape(picture.caption)}</figcaption>{_control(picture)}"
+        f'<div class="plot" role="img" aria-label="{heading}" style="height:{height}px"></div></figure>'
     )
 
 
@@ -110,10 +111,12 @@ def _table(table: Table) -> str:
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     foot = "".join(f"<tr>{''.join(map(_foot, row, right))}</tr>" for row in table.foot)
     caption = f"<figcaption>{html.escape(table.caption)}</figcaption>" if table.caption else ""
+    heading = html.escape(table.heading)
+    # A region that scrolls can be reached, and so scrolled, with the keyboard.
     return (
-        f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{html.escape(table.heading)}</h3>'
-        f"{caption}"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>'
+        f'<figure class="card table" data-table="{html.escape(table.name)}"><h3>{heading}</h3>{caption}'
+        f'<div class="scroll" role="region" aria-label="{heading}" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
         '</div><p class="copy"><button type="button" data-copy="markdown">Copy as Markdown</button>'
         '<button type="button" data-copy="latex">Copy as LaTeX</button><span role="status"></span></p></figure>'
     )

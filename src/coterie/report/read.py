@@ -63,6 +63,11 @@ class RunData:
         return int(self.summary["selected_round"])
 
     @property
+    def last_round(self) -> int:
+        """The last round that was trained: of a run that stopped early, not the last planned one."""
+        return int(self.rounds[-1]["round"] if self.rounds else self.config.get("rounds", self.selected))
+
+    @property
     def average_name(self) -> str:
         """What the average over clients is called."""
         return AVERAGES[self.config.get("average") or "mean"]

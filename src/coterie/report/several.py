@@ -33,6 +33,16 @@ from coterie.report.verdict import method_title
 from coterie.storage.run_folder import safe_name
 
 
+def stops(runs: list[RunData]) -> list[Note]:
+    """Return a note on the runs that ended before their planned rounds."""
+    found = [(run, run.summary["stopped"]) for run in runs if run.summary.get("stopped")]
+    if not found:
+        return []
+    each = [f"{run.method} seed {run.seed} after round {stopped['round']}" for run, stopped in found]
+    words = f"Every method stopped by itself, of {found[0][1]['planned']} planned rounds: {', '.join(each)}."
+    return [Note(f"{words} The others took all of them." if len(found) < len(runs) else words)]
+
+
 def page(runs: list[RunData]) -> Page:
     """Make the page; raise `CoterieError` if the runs cannot be compared."""
     check(runs)
@@ -56,7 +66,7 @@ def page(runs: list[RunData]) -> Page:
         ("Collaboration", together),
         ("Data", [*data_of(runs[0])]),
         ("Cost", [cost.compared(groups, colours)]),
-        ("Configuration", [*settings(groups)]),
+        ("Configuration", [*stops(runs), *settings(groups)]),
     ]
     kept = [Section(name, [block for block in blocks if block is not None]) for name, blocks in sections]
     which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

@@ -14,6 +14,7 @@ from coterie.report.read import RunData, mean
 from coterie.report.style import ALONE, OURS, is_percent, metric_title, metric_words, number, unit
 from coterie.report.verdict import method_title, verdict
 
+CONFIGURATION = "Configuration"  # the heading of the last section
 NO_REFERENCE = (
     "No client was trained alone for comparison, so there are no gains to show: run it again with --reference, or add "
     "a run of method local on the same data to this report."
@@ -44,7 +45,7 @@ def page(run: RunData) -> Page:
         ("Data", data(run)),
         ("Privacy", [privacy_table(run)]),
         ("Cost", [*cost.pictures(run)]),
-        ("Configuration", configuration(run)),
+        (CONFIGURATION, configuration(run)),
     ]
     kept = [Section(name, [block for block in blocks if block is not None]) for name, blocks in sections]
     where = f"{run.config.get('data')}, {len(run.names)} clients, model {run.config.get('model')}, seed {run.seed}"
@@ -83,8 +84,9 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         rest = len(gains) - better - worse
         beside = f"{worse} lose{'' if worse != 1 else 's'}, {rest} {'undecided' if over else 'unchanged'}"
         made.append(("clients that gain", f"{better} of {len(gains)}", beside))
-    round_ = f"{run.selected} of {run.config.get('rounds', len(run.rounds))}"
-    made.append(("selected round", round_, "by validation data"))
+    stopped = run.summary.get("stopped")
+    beside = f"stopped early, of {stopped['planned']} planned rounds" if stopped else "by validation data"
+    made.append(("selected round", f"{run.selected} of {run.last_round}", beside))
     made.append(("sent", bytes_in_words(cost.sent(run)), f"in {cost.duration(cost.seconds(run))}"))
     return made
 
@@ -189,6 +191,10 @@ def configuration(run: RunData) -> list[Picture | Table | Note]:
     """Return the settings of the run, and the versions and machine it ran with."""
     rows = [[key, _shown(value)] for key, value in flatten_settings(run.config).items()]
     made: list[Picture | Table | Note] = [Table("configuration", "Settings", ["setting", "value"], rows)]
+    if stopped := run.summary.get("stopped"):
+        where = f"after round {stopped['round']} of {stopped['planned']} by {stopped['by']}"
+        also = " Training alone ended after as many rounds." if run.reference is not None else ""
+        made.insert(0, Note(f"This run stopped {where}: {stopped['why']}.{also}"))
     versions = run.environment.get("packages", {})
     engine = run.engine.get("engine", {})
     about = [[f"engine {key}", _shown(value)] for key, value in engine.items()]

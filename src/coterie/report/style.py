@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from coterie.evaluation import BETTER
+from coterie.evaluation.metrics import better, is_known
 from coterie.report.figure import Figure
 
 INK, MUTED, GRID, FAINT = "#1a2129", "#56616e", "#e4e8ed", "#b3bfcb"
@@ -30,8 +30,8 @@ DARK = {
 }
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
-PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "bmta")
-SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", "ece": "calibration error"}
+PERCENT = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "f1", "bmta")
+SHORT = {"auroc": "AUROC", "macro_f1": "macro F1", "rmse": "RMSE", "r2": "R²", "ece": "calibration error", "f1": "F1"}
 
 
 def figure(height: int = 340, **layout: Any) -> Figure:
@@ -91,7 +91,7 @@ def scale(metric: str) -> float:
 
 def sign(metric: str) -> int:
     """Return 1 if more is better, else -1."""
-    return -1 if BETTER.get(metric, max) is min else 1
+    return -1 if is_known(metric) and better(metric) is min else 1
 
 
 def metric_words(metric: str) -> str:

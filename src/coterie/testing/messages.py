@@ -2,9 +2,10 @@
 
     python -m coterie.testing.messages
 
-writes the table of `docs/deploy.md` and the last column of the README's methods anew, in the current folder. Messages
-are those of a small network with everything that a model may have: a frozen layer, normalisation with statistics, and a
-head. What is a part of the model in a message is told by its names, and everything else by its field and its shape.
+writes the table of `docs/deploy.md` and the last column of `docs/methods-at-a-glance.md` anew, in the current folder.
+Messages are those of a small network with everything that a model may have: a frozen layer, normalisation with
+statistics, and a head. What is a part of the model in a message is told by its names, and everything else by its field
+and its shape.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def model() -> Task:
         return Task(nn.Sequential(frozen, *body, nn.Linear(FEATURES, CLASSES)), num_classes=CLASSES)
 
 
+@cache
 def messages(method: AnyMethod, task: Task | None = None) -> Messages:
     """Return the messages of client 0 in the method's second round (without values that mean anything)."""
     task = task or model()
@@ -175,7 +177,7 @@ def with_table(text: str) -> str:
 
 
 def with_column(text: str) -> str:
-    """Return the README with the last column of its table of methods written anew."""
+    """Return the document with the last column of its table of methods written anew."""
 
     def line(found: re.Match[str]) -> str:
         sent = {describe(messages(METHODS[name]()).up) for name in re.findall(r"`([\w-]+)`", found[1])}
@@ -189,7 +191,10 @@ def with_column(text: str) -> str:
 
 def main(folder: Path = Path()) -> None:
     """Write both documents anew."""
-    for path, change in ((folder / "docs" / "deploy.md", with_table), (folder / "README.md", with_column)):
+    for path, change in (
+        (folder / "docs" / "deploy.md", with_table),
+        (folder / "docs" / "methods-at-a-glance.md", with_column),
+    ):
         path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
         sys.stdout.write(f"{path} is up to date\n")
 

@@ -50,6 +50,7 @@ def check(setup, server, queue, book, absent=None):
     ("method", "hyper"),
     [
         ("fedmap", STEADY),
+        ("fedavg", {"server_optimizer": "fedavgm:momentum=0.5", "schedule": "cosine", "sampler": "round-robin"}),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in [

@@ -12,8 +12,8 @@ import coterie
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError, DataError
 from coterie.core.optimizers import SGD
 from coterie.core.toml import read_toml
-from coterie.experiment.several.compare import prepare_trials
 from coterie.experiment.several.comparison import Comparison
+from coterie.experiment.several.trials import prepare_trials
 from coterie.methods import FedMAP, FedProx
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "rounds": 2, "local_steps": 1, "report": False}

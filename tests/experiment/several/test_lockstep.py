@@ -14,8 +14,8 @@ from coterie.core import tree
 from coterie.core.errors import CoterieError
 from coterie.data import load
 from coterie.experiment.several import compare as comparing
-from coterie.experiment.several.compare import prepare_trials
 from coterie.experiment.several.lockstep import seeds_at_once, share_pool
+from coterie.experiment.several.trials import prepare_trials
 from tests.experiment.several.test_compare import Heard, clients, factory
 
 STACKED = {"engine": "stacked", "compile": False, "workers": 1, "rounds": 3, "local_epochs": 2, "report": False}

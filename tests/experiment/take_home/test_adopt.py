@@ -7,6 +7,7 @@ import torch
 
 import coterie
 from coterie.core.errors import ConfigError
+from coterie.core.targets import Classes
 from coterie.data.federation import Federation, Split
 from coterie.evaluation import Predictions, score
 from coterie.evaluation.adoption import FEDERATED, LOCAL, at_threshold, average
@@ -92,7 +93,7 @@ def test_each_kind_of_model_is_loaded_and_exported(best, tmp_path):
         before = json.loads(about.read_text())
         federated, local = best.view(i), best.reference.view(i)
         own, alone = (best.task.logits(each, x) for each in (federated, local))
-        for which, outputs in ((FEDERATED, own), (LOCAL, alone), ("average", average(own, alone, regression=False))):
+        for which, outputs in ((FEDERATED, own), (LOCAL, alone), ("average", average(Classes(2), own, alone))):
             if which != FEDERATED and not (about.parent / "local.safetensors").exists():
                 continue
             taken = {"kept": which, "temperature": 2.0, "threshold": None}

@@ -12,7 +12,8 @@ import coterie
 from coterie.core.errors import ConfigError
 from coterie.core.toml import read_toml
 from coterie.experiment.tuning import recommend as module
-from coterie.experiment.tuning.recommend import Recommendation, look_at, prepare_panel, recommend
+from coterie.experiment.tuning.recommend import look_at, prepare_panel, recommend
+from coterie.experiment.tuning.recommendation import Recommendation
 from tests.experiment.tuning.kit import SMALL, federation, with_wrong_test_labels
 
 PLAIN: dict[str, Any] = {**SMALL, "engine": "stacked", "optimizer": None, "lr": 0.3}

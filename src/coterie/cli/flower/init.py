@@ -13,9 +13,10 @@ from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
 from coterie.cli.flower.require import require_flower
 from coterie.cli.request import Request
+from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
 from coterie.experiment.config import Config, resolve
-from coterie.experiment.setup import optimizer_values, sort_settings
+from coterie.experiment.setup import optimizer_of, sort_settings
 from coterie.methods.fields import values_of
 
 
@@ -35,6 +36,7 @@ def init(
     with report_errors():
         require_flower()
         from coterie.deploy import app
+        from coterie.deploy.settings import refuse_of_simulation
 
         folders = [word for word in ctx.args if not word.startswith("-") and not word.endswith(".toml")]
         folder = _folder(ctx, folders)
@@ -43,7 +45,9 @@ def init(
         method = str(request.values.get("method", Config.model_fields["method"].default))
         values = sort_settings(method, request.values)
         config, built = with_problems(request.problems, lambda: resolve(values, own_data=_own(values.get("data"))))
-        resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
+        if problems := refuse_of_simulation(config):
+            raise ConfigError(problems)
+        resolved = {"hyper": values_of(built), "optimizer": optimizer_of(built) or config.optimizer}
         out = app.write(folder, config.model_copy(update=resolved), {"sites": sites})
         console, quoted = stdout(), shlex.quote(str(out))
         say(console, f"Written to {out}: {config.method} on {config.data}, {config.rounds} rounds, {sites} sites")

@@ -24,7 +24,8 @@ from coterie.core.errors import ConfigError
 from coterie.experiment.config import TABLES, Config, default_out
 from coterie.experiment.setup import prepare, sort_settings
 from coterie.experiment.tuning.panel import PANEL
-from coterie.experiment.tuning.recommend import FOLDS, TRIALS, read_recommendation
+from coterie.experiment.tuning.recommend import FOLDS, TRIALS
+from coterie.experiment.tuning.recommendation import read_recommendation
 from coterie.methods import METHODS
 
 

@@ -1,7 +1,8 @@
 """Partitions by name: `deal("dirichlet:0.3:min=20", labels, 10, seed)`.
 
 A specification is a name followed, after colons, by its values in order or as key=value. Every partition also takes
-`share` or `take`: the share or number of examples to use.
+`share` or `take`: the share or number of examples to use. A user's own partition is `package.module:function`, or a
+name that an installed package adds (`user.py`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.core.errors import ConfigError, DataError
-from coterie.core.extensions import suggest
-from coterie.data.federation import Index
+from coterie.core.extensions import added, suggest
 from coterie.data.partition.common import Labels
 from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
 from coterie.data.partition.label_free import iid, merged, natural, quantity, subsample
 from coterie.data.partition.pathological import classes, shards
 from coterie.data.partition.sizes import lognormal
 from coterie.data.partition.skew import clusters, dirichlet
-
-Owner = NDArray[np.generic]
-CLIENTS = 20  # if their number is not given
+from coterie.data.partition.user import CLIENTS, Dealt, Owner, is_users, user_partition
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,14 @@ class Partition:
         required: How many of `keys` must be given.
     """
 
-    deal: Callable[[Labels, int | None, int, Owner | None, Mapping[str, Any]], list[Index]]
+    deal: Callable[[Labels, int | None, int, Owner | None, Mapping[str, Any]], Dealt]
     usage: str
     about: str
     keys: Mapping[str, Callable[[str], Any]]
     required: int = 0
 
 
-def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Owner | None = None) -> list[Index]:
+def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Owner | None = None) -> Dealt:
     """Split examples among clients.
 
     Args:
@@ -57,7 +54,7 @@ def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Ow
         owner: The natural owner of each example, if there is one.
 
     Returns:
-        The positions of every client's examples.
+        The positions of every client's examples: a list or, if a user's own partition names the clients, a dict.
 
     Raises:
         ConfigError: The specification is wrong.
@@ -65,7 +62,7 @@ def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Ow
     """
     partition, values = check_spec(spec)
     labels = np.asarray(labels)
-    if labels.ndim != 1:
+    if labels.ndim != 1 and not is_users(spec, PARTITIONS):
         raise DataError(f"partition '{spec}' needs one label per example, not an array of shape {labels.shape}")
     if owner is not None and len(owner) != len(labels):
         raise DataError(f"there are {len(labels)} labels but {len(owner)} owners")
@@ -76,18 +73,25 @@ def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Ow
         return partition.deal(labels, clients, seed, owner, values)
     kept = subsample(len(labels), number, seed)
     parts = partition.deal(labels[kept], clients, seed, None if owner is None else owner[kept], values)
-    return [kept[part] for part in parts]
+    return {name: kept[part] for name, part in parts.items()} if isinstance(parts, dict) else [kept[p] for p in parts]
 
 
 def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
     """Parse a specification; raise one `ConfigError` with everything that is wrong with it."""
     name, *words = spec.split(":")
-    if name not in PARTITIONS:
-        known = ", ".join(each.usage for each in PARTITIONS.values())
+    problems, texts = list[str](), dict[str, str]()
+    if is_users(spec, PARTITIONS):
+        words = [word for word in words if word.partition("=")[0] in _ANY]
+        own = user_partition(spec, ":".join(word for word in spec.split(":") if word not in words))
+        partition = Partition(own, f"{spec}[:share=...]", "", {})
+    elif name in PARTITIONS:
+        partition = PARTITIONS[name]
+    else:
+        known = ", ".join(
+            [*(each.usage for each in PARTITIONS.values()), *added("partition"), "package.module:function"]
+        )
         raise ConfigError([f"there is no partition '{name}'{suggest(name, PARTITIONS)}; there are {known}"])
-    partition = PARTITIONS[name]
     keys = {**partition.keys, **_ANY}
-    problems, texts = [], dict[str, str]()
     for place, word in enumerate(words):
         key, equals, text = word.partition("=")
         if not equals:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from coterie.core.errors import CoterieWarning, DataError
+from coterie.data.tables.outcomes import OF_SEVERAL_COLUMNS, Outcome, misfits_of, parse_outcomes, times_of
 from coterie.data.tables.reading import MISSING, Table, canonical, number, short
-from coterie.data.tables.schema import Column, Schema, Target, parse_target
+from coterie.data.tables.schema import Column, Schema
+from coterie.data.tables.source import Source, parse_target
 
 MAX_CATEGORIES = 50  # a column with more different words is text
 MAX_RARE_CATEGORIES = 10  # more than these must occur twice on average to be categories
@@ -23,6 +26,9 @@ def infer(
     regression: bool | None = None,
     missing: Sequence[str] = MISSING,
     names: Sequence[str] = (),
+    task: str | None = None,
+    horizons: Sequence[float] = (),
+    levels: Sequence[str] = (),
 ) -> Schema:
     """Infer a schema that fits all tables.
 
@@ -36,14 +42,19 @@ def infer(
         regression: Whether the target is a number to predict; by default decided from its values.
         missing: Cells that mean a missing value.
         names: The column names of files without a header.
+        task: The kind of target; None: classes or a number.
+        horizons: Of survival, the ends of the intervals; by default such that they have as many events each.
+        levels: Of an ordinal target, the levels in their order; by default numbers in theirs.
 
     Raises:
         DataError: The tables do not fit together; the message lists all problems.
     """
     problems: list[str] = []
     everywhere = list(dict.fromkeys(name for table in tables for name in table.columns))
-    wanted = parse_target(target, everywhere)
-    for name in dict.fromkeys([wanted.column, *excluded, *everywhere]):
+    outcomes = parse_outcomes(target, task, everywhere) if task in OF_SEVERAL_COLUMNS else []
+    texts = [text for each in outcomes for text in each.columns] or [target]
+    to_predict = [parse_target(text, everywhere).column for text in texts]
+    for name in dict.fromkeys([*to_predict, *excluded, *everywhere]):
         lacking = [table.file for table in tables if name not in table.columns]
         if len(lacking) == len(tables):
             problems.append(f"no file has a column '{name}'; there are {', '.join(everywhere)}")
@@ -54,15 +65,18 @@ def infer(
             )
     columns = []
     for name in everywhere:
-        if name != wanted.column and name not in excluded:
+        if name not in to_predict and name not in excluded:
             column, problem = _infer_column(name, [table for table in tables if name in table.columns])
             columns.append(column)
             problems += problem
     if not columns and not problems:
         problems.append("there are no inputs left: every column is the target, the group, the site, or dropped")
-    kind, classes, more = _infer_target(wanted, tables, regression)
+    regression = {"regression": True, None: regression}.get(task, False)
+    kind, classes, more = (str(task), (), []) if outcomes else _infer_one(target, tables, regression, task, levels)
     if problems or more:
         raise DataError("\n".join([*problems, *more]))
+    if outcomes:
+        outcomes = _infer_outcomes(outcomes, tables, str(task), horizons, levels)
     for column in columns:
         if column.kind == "number" and all(_is_identifier(table.columns[column.name]) for table in tables):
             warnings.warn(
@@ -71,7 +85,7 @@ def infer(
                 CoterieWarning,
                 stacklevel=2,
             )
-    return Schema(target, kind, tuple(columns), classes, tuple(missing), tuple(names))
+    return Schema(target, kind, tuple(columns), classes, tuple(missing), tuple(names), tuple(outcomes))
 
 
 def _infer_column(name: str, tables: Sequence[Table]) -> tuple[Column, list[str]]:
@@ -100,8 +114,55 @@ def _is_identifier(cells: Sequence[str | None]) -> bool:
     return len(cells) >= 20 and len(different) == len(cells) and all(each.lstrip("-").isdigit() for each in different)
 
 
+def _infer_one(
+    text: str, tables: Sequence[Table], regression: bool | None, task: str | None, levels: Sequence[str]
+) -> tuple[str, tuple[str, ...], list[str]]:
+    """Return the kind of one target, its classes, and problems."""
+    wanted = parse_target(text, list(dict.fromkeys(name for table in tables for name in table.columns)))
+    kind, classes, problems = _infer_target(wanted, tables, regression)
+    if task != "ordinal" or problems:
+        return kind, classes, problems
+    if levels:
+        new = [name for name in classes if canonical(name) not in set(map(canonical, levels))]
+        if new:
+            problems = [f"target '{text}' has values that are not among the levels: {', '.join(new[:5])}"]
+        return "ordinal", tuple(map(canonical, levels)), problems
+    words = [name for name in classes if number(name) is None]
+    if words and not wanted.sign:
+        problems = [
+            f"target '{text}' has levels in words ({', '.join(words[:5])}): say their order with --levels a,b,c"
+        ]
+    return "ordinal", classes, problems
+
+
+def _infer_outcomes(
+    given: Sequence[Outcome], tables: Sequence[Table], task: str, horizons: Sequence[float], levels: Sequence[str]
+) -> list[Outcome]:
+    """Complete targets by what the tables hold; raise `DataError` if these do not fit."""
+    found, problems = list[Outcome](), list[str]()
+    for each in given:
+        kind, classes = each.kind, tuple[str, ...]()
+        if kind in ("", "classification", "ordinal", "regression"):
+            regression = False if task == "multilabel" else {"": None, "regression": True}.get(kind, False)
+            kind, classes, more = _infer_one(each.columns[0], tables, regression, kind or None, levels)
+            problems += more
+            if task == "multilabel" and len(classes) > 2:
+                problems.append(f"target '{each.name}' has {len(classes)} values: a label holds or does not, as 0 or 1")
+        made = replace(each, kind=kind, classes=classes)
+        wrong = [] if problems else [(t, *bad) for t in tables for bad in misfits_of(made, t) if bad[1]]
+        for table, column, rows, why in wrong[:3]:
+            cell = short(table.columns[column][rows[0]] or "")
+            problems.append(f"'{table.file}' column '{column}', line {table.lines[rows[0]]} ('{cell}'): {why}")
+        if kind == "survival" and not problems:
+            made = replace(made, times=tuple(horizons) or times_of(made, tables))
+        found.append(made)
+    if problems:
+        raise DataError("\n".join(problems))
+    return found
+
+
 def _infer_target(
-    target: Target, tables: Sequence[Table], regression: bool | None
+    target: Source, tables: Sequence[Table], regression: bool | None
 ) -> tuple[Literal["classification", "regression"], tuple[str, ...], list[str]]:
     cells = [
         (table, row, cell)

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import DataError
+from coterie.data.tables.outcomes import TIMED, misfits_of, values_of
 from coterie.data.tables.reading import Table, canonical, number, read_table, short
-from coterie.data.tables.schema import Column, Schema, parse_target, schema_from_dict
+from coterie.data.tables.schema import Column, Schema, schema_from_dict
+from coterie.data.tables.source import parse_target
 
 MAX_CELLS_SHOWN = 3  # wrong cells of one column that a message quotes
 
@@ -43,9 +45,15 @@ def find_misfits(schema: Schema, table: Table, *, target: bool = True) -> list[s
 
 
 def _target_misfits(schema: Schema, table: Table) -> list[str]:
+    lacking = [name for name in schema.target_columns(list(table.columns)) if name not in table.columns]
+    if lacking:
+        return [
+            f"'{table.file}' has no column '{name}', the target; it has {', '.join(table.columns)}" for name in lacking
+        ]
+    if schema.outcomes:
+        found = [each for outcome in schema.outcomes for each in misfits_of(outcome, table)]
+        return [line for column, rows, why in found for line in _describe(table, column, rows, why)]
     wanted = parse_target(schema.target, list(table.columns))
-    if wanted.column not in table.columns:
-        return [f"'{table.file}' has no column '{wanted.column}', the target; it has {', '.join(table.columns)}"]
     if schema.kind == "regression":
         wrong = _cells(table, wanted.column, lambda cell: number(cell) is None)
         return _describe(table, wanted.column, wrong, "the target must be a number")
@@ -57,8 +65,15 @@ def _target_misfits(schema: Schema, table: Table) -> list[str]:
     return _describe(table, wanted.column, wrong, f"the schema's classes are {', '.join(schema.classes)}")
 
 
-def targets(schema: Schema, table: Table) -> list[float | None]:
-    """Return each row's class number, or its value in a regression; None if it is missing. The table must fit."""
+def targets(schema: Schema, table: Table) -> list[Any]:
+    """Return each row's class number, its value in a regression, or a row of `y`; None if it is missing.
+
+    The table must fit. Of several targets, some may be missing, which are NaN.
+    """
+    if schema.outcomes:
+        y = np.concatenate([values_of(outcome, table) for outcome in schema.outcomes], 1)
+        missing = np.isnan(y).any(1) if schema.kind in TIMED else np.isnan(y).all(1)
+        return [None if gone else row for gone, row in zip(missing.tolist(), y, strict=True)]
     wanted = parse_target(schema.target, list(table.columns))
     cells = table.columns[wanted.column]
     if schema.kind == "regression":

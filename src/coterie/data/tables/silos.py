@@ -18,7 +18,7 @@ from coterie.data.federation import Federation, Split, split_client
 from coterie.data.tables.infer import infer
 from coterie.data.tables.preprocessing import apply_preprocessing, find_misfits, fit, read_like, targets
 from coterie.data.tables.reading import MISSING, Table, canonical, read_table
-from coterie.data.tables.schema import Schema, parse_target, read_schema
+from coterie.data.tables.schema import Schema, read_schema
 
 __all__ = ["Silos", "agree_on_schema", "apply_preprocessing", "load_silos", "read_like", "sha256"]
 
@@ -36,6 +36,9 @@ class Silos:
     group: str | None = None
     drop: tuple[str, ...] = ()
     regression: bool | None = None
+    task: str | None = None  # the kind of target; None: classes or a number, as `regression` says
+    horizons: tuple[float, ...] = ()  # of survival: the ends of the intervals; empty: by the times of events
+    levels: tuple[str, ...] = ()  # of an ordinal target, in their order; empty: numbers in theirs
 
 
 def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed: int = 0) -> Federation:
@@ -62,11 +65,12 @@ def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed
         start += len(table)
     if problems:
         raise DataError("\n".join(problems))
-    regression = schema.kind == "regression"
-    y_pool = torch.from_numpy(np.concatenate(ys).astype(np.float32 if regression else np.int64))
+    target = schema.to_predict()
+    y_pool = torch.from_numpy(np.concatenate(ys)).to(target.dtype)
     read = [*silos.files, *([silos.schema] if silos.schema else [])]
     return Federation(
-        *("silos", torch.cat(xs), y_pool, splits, None if regression else len(schema.classes)),
+        *("silos", torch.cat(xs), y_pool, splits, target.num_values),
+        declared=target if schema.kind not in ("classification", "regression") else None,
         classes=schema.classes,
         preprocessing=records,
         files={file: sha256(file) for file in read},
@@ -97,6 +101,9 @@ def agree_on_schema(silos: Silos) -> tuple[Schema, dict[str, Table]]:
             regression=silos.regression,
             missing=missing,
             names=columns,
+            task=silos.task,
+            horizons=silos.horizons,
+            levels=silos.levels,
         )
     if given is not None:
         inputs = {column.name for column in given.columns}
@@ -153,9 +160,9 @@ def _with_target(schema: Schema, table: Table) -> tuple[Table, NDArray[np.float6
     values = targets(schema, table)
     known = [row for row, value in enumerate(values) if value is not None]
     if len(known) < len(values):
-        first = table.lines[values.index(None)]
+        first = table.lines[next(row for row, value in enumerate(values) if value is None)]
         warnings.warn(
-            f"'{table.file}': {len(values) - len(known)} rows have no {parse_target(schema.target).column}, the "
+            f"'{table.file}': {len(values) - len(known)} rows have no {' and '.join(schema.target_columns([]))}, the "
             f"target, and are ignored (the first is line {first})",
             CoterieWarning,
             stacklevel=3,
@@ -175,9 +182,9 @@ def _split(
     seed: int,
 ) -> Split:
     groups = None if silos.group is None else np.array([canonical(cell or "") for cell in table.columns[silos.group]])
-    labels = y if schema.kind == "classification" else None
+    labels = schema.to_predict().strata(y)
     split = split_client(client, len(table), labels, validation, test, seed, groups=groups)
-    if labels is not None and len(np.unique(labels)) < 2:
+    if schema.kind in ("classification", "ordinal") and labels is not None and len(np.unique(labels)) < 2:
         raise DataError(
             f"client '{client}' has only one class: {schema.target} is {schema.classes[int(labels[0])]} in every row, "
             "so nothing can be learnt or measured there; leave it out"

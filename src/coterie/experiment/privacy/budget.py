@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from coterie.experiment.privacy import accountant, refusals
 from coterie.experiment.privacy.accountant import Release
 from coterie.experiment.privacy.releases import count_releases
 from coterie.experiment.privacy.site_level import Shares, parts_of
-from coterie.methods.fields import AnyMethod
+from coterie.methods.fields import AnyMethod, with_optimizer
 
 SUM_NOISE = 2.0  # all other sums of a run together cost as much as one with so many times the gradients' noise
 LEVELS = {
@@ -228,13 +227,6 @@ def with_guard(method: AnyMethod, guard: Guard) -> AnyMethod:
     if optimizer is None:
         return method
     return with_optimizer(method, Private(optimizer.unguarded, guard))
-
-
-def with_optimizer(method: AnyMethod, optimizer: Private) -> AnyMethod:
-    """Return the method with another optimiser, and with whatever is wrapped around its functions."""
-    made = copy.copy(method)
-    object.__setattr__(made, "optimizer", optimizer)
-    return made
 
 
 def check(wanted: Wanted, budget: Budget) -> None:

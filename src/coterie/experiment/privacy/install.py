@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from coterie.core import rng
 from coterie.core.errors import ConfigError
 from coterie.core.privacy import Private
 from coterie.core.task import Task
 from coterie.data.federation import Federation
 from coterie.data.minibatches import Plan
+from coterie.engine.samplers import Turnout, Uniform
 from coterie.experiment.privacy import budget, refusals
 from coterie.experiment.privacy.budget import Budget, Wanted
 from coterie.experiment.privacy.releases import message_of
 from coterie.experiment.privacy.site_level import Shares
-from coterie.methods.fields import AnyMethod
+from coterie.methods.fields import AnyMethod, with_optimizer
 
 KEYS = ("epsilon", "noise")  # either of them asks for privacy
 DETAILS = ("clip", "clip_features", "clip_loss", "delta")
@@ -93,7 +93,9 @@ def install(
         raise ConfigError(problems)
     up = message_of(method, task, federation, plan, 0, len(federation.names))
     taking_part = dict(zip(federation.names, rounds, strict=True))
-    participants = config.participants(len(federation.names))
+    # A sample makes the budget smaller if everybody has the same chance to be in it.
+    uniform = config.sampler is None or isinstance(config.sampler, Uniform)
+    participants = config.participants(len(federation.names)) if uniform else len(federation.names)
     shares, found = budget.for_sites(wanted, method, config.method, up, taking_part, participants, config.rounds)
     return Installed(method, shares, found)
 
@@ -109,7 +111,7 @@ def at_site(config: Any, method: AnyMethod, task: Task, own: Federation, plan: P
     method = made.method
     if isinstance(optimizer, Private):
         guard = dataclasses.replace(optimizer.own_guard, entropy="system")
-        method = budget.with_optimizer(method, Private(optimizer.inner, guard))
+        method = with_optimizer(method, Private(optimizer.inner, guard))
     if shares is not None:  # centrally, the server adds the noise
         shares = dataclasses.replace(shares, entropy="system", clips_only=shares.level == "site-central")
     return Installed(method, shares, made.budget)
@@ -126,17 +128,17 @@ def at_server(config: Any, method: AnyMethod, task: Task, federation: Federation
     return Installed(method, dataclasses.replace(shares, entropy="system") if shares and central else None, found)
 
 
-def rounds_of_each(config: Any, names: Sequence[str]) -> list[int]:
-    """Return in how many rounds each client takes part, which the run's seed decides.
+def rounds_of_each(config: Any, federation: Federation) -> list[int]:
+    """Return in how many rounds each client takes part, which the run's seed and its sampler decide.
 
     Where that is long to find out, it is all rounds.
     """
+    names, sizes = federation.names, federation.sizes
     participants = config.participants(len(names))
-    if participants >= len(names) or config.rounds * len(names) > MAX_SAMPLED:
+    if (participants >= len(names) and config.sampler is None) or config.rounds * len(names) > MAX_SAMPLED:
         return [config.rounds] * len(names)
-    times = [0] * len(names)
+    times, turnout = [0] * len(names), Turnout(config.sampler, names, sizes, participants, config.seed)
     for round in range(1, config.rounds + 1):
-        tickets = rng.seeds_of((config.seed, "participation", round), names)
-        for client in tickets.argsort(kind="stable")[:participants].tolist():
+        for client in turnout.of(round):
             times[client] += 1
     return times

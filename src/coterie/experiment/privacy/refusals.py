@@ -72,6 +72,11 @@ def of_examples(method: AnyMethod, name: str) -> list[str]:
 
 def of_model(task: Task, level: str) -> list[str]:
     """Return why this model cannot be private; empty if it can."""
+    if task.joint and level == "record":
+        return [
+            f"privacy = 'record': in {task.target.words}, an example's loss depends on the others of its minibatch, so "
+            "that it has no gradient of its own to clip: task = 'survival'"
+        ]
     mixed = [key for key, module in task.module(task.init()).named_modules() if isinstance(module, NORMALISES)]
     why = {
         "record": "normalises over the examples of a minibatch, so that each enters into the others' gradients, and "

@@ -39,13 +39,15 @@ class Counting:
         self.seen: set[tuple[int, int]] = set()
 
     def scan(
-        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, Tensor, Tensor]
+        self, program: Program, carry: list[Tensor], fixed: list[Tensor], time: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        index, mask, key = time
+        index, mask, key, *pace = time
         keys = key[mask.any(-1)].tolist()
         *aux, x, y = fixed
         with listening() as told:
-            program.function(False)(*carry, *aux, x[index[0]], y[index[0]], mask[0], key[0])
+            program.function(False)(
+                *carry, *aux, x[index[0]], y[index[0]], mask[0], key[0], *(each[0] for each in pace)
+            )
         stamps = {each.stamp for each in told}
         for drawn in [*keys] if stamps else []:
             self.gradients[drawn] += sum(each.what == GRADIENT for each in told)

@@ -27,7 +27,7 @@ from coterie.core.errors import CheckpointError
 from coterie.data import SOURCES
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.result import Result
-from coterie.experiment.setup import optimizer_values, sort_settings
+from coterie.experiment.setup import optimizer_of, sort_settings
 from coterie.experiment.several.compare import SETTINGS_NOT_COMPARED
 from coterie.methods.fields import AnyMethod, find_method, values_of
 from coterie.storage import files
@@ -47,7 +47,7 @@ def settled(method: str, settings: Mapping[str, Any]) -> tuple[Config, AnyMethod
     """
     values = sort_settings(method, {**settings, "reference": False, "report": False})
     config, built = resolve({**values, "method": method})
-    resolved = {"hyper": values_of(built), "optimizer": optimizer_values(built) or config.optimizer}
+    resolved = {"hyper": values_of(built), "optimizer": optimizer_of(built) or config.optimizer}
     return config.model_copy(update=resolved), built
 
 

@@ -7,7 +7,6 @@ The seeds of a method run in lockstep (`lockstep.py`) if that is faster and memo
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +16,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from coterie.core.errors import CheckpointError, ConfigError
-from coterie.core.extensions import suggest
-from coterie.core.optimizers import OPTIMIZERS
+from coterie.core.errors import CheckpointError
 from coterie.core.task import Task
 from coterie.core.toml import read_toml, to_toml
-from coterie.data.federation import Federation, split_again
 from coterie.engine.engine import one_thread
 from coterie.engine.fork_jobs import do_all
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
-from coterie.experiment.config import TABLES, Config, resolve
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.references import References, references
 from coterie.experiment.run import run_setup, write_report
-from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
+from coterie.experiment.setup import Data, Model, Setup
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
+from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.silos import check_files
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import rewrite_cards
 from coterie.experiment.take_home.held_out import tiny_clients
-from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
 from coterie.storage import files
 from coterie.storage.run_folder import COMPLETE, HELD_OUT, VALIDATION, RunFolder, model_file, safe_name
 
-Methods = Sequence[str | AnyMethod] | Mapping[str, str | AnyMethod]
 SETTINGS_NOT_COMPARED = (
     "engine",
     "compile",
@@ -54,6 +48,7 @@ SETTINGS_NOT_COMPARED = (
     "memory",
     "checkpoint_every",
     "report",
+    "sections",
     "track",
     *adopt.SETTINGS,
     "references",
@@ -75,21 +70,6 @@ class Found(NamedTuple):
         """Return the predictions by which a client chooses what it takes home."""
         assert self.validation is not None
         return adopt.Outputs(self.validation, self.predictions)
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Hold all that is to be run, checked before anything trains."""
-
-    methods: dict[str, AnyMethod]  # by label
-    seeds: tuple[int, ...]
-    first: Setup  # for the first seed
-    prepare: Callable[[int], Setup]  # makes the setup for any seed
-    references: bool = False  # also show what usual models of tables reach
-
-    def config(self, label: str, seed: int) -> Config:
-        """Return the configuration of one run."""
-        return self.first.with_method(self.methods[label]).config.model_copy(update={"seed": seed})
 
 
 def compare(
@@ -123,64 +103,19 @@ def compare(
         CheckpointError: `out` holds runs with other settings.
         DataError: the data are missing or malformed, or `out` holds runs on other data.
         CoterieError: training diverged.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.compare(["local", "fedavg"], seeds=2, data="hospitals", model="linear", rounds=2)
+        >>> found.methods, found.seeds
+        (('local', 'fedavg'), (0, 1))
+        >>> sorted(found.verdict()["fedavg"])
+        ['gains', 'loses', 'undecided']
+        >>> found.gains("fedavg").shape  # the mean over clients, for each seed
+        (2,)
     """
     trials = prepare_trials(methods, seeds, data, model=model, head=head, **settings)
     return run_trials(trials, Path(out) if out is not None else None, progress=progress)
-
-
-def prepare_trials(
-    methods: Methods,
-    seeds: int | Sequence[int],
-    data: Data | None = None,
-    *,
-    model: Model | None = None,
-    head: str | None = None,
-    **settings: Any,
-) -> Trials:
-    """Resolve and check everything before anything trains; see `compare` for the arguments.
-
-    Raises:
-        ConfigError: settings are wrong; it lists every problem.
-    """
-    if isinstance(settings.get("hyper"), Mapping):
-        settings = {**settings.pop("hyper"), **settings}
-    settings = {key: value for key, value in settings.items() if value is not None and key != "reference"}
-    problems: list[str] = []
-    chosen = _labelled(methods, problems)
-    numbers = _numbers(seeds, settings.pop("seed", 0), problems)
-    own = {label: _own_names(method) for label, method in chosen.items()}
-    shared = _shared(settings, own, any(isinstance(method, str) for method in chosen.values()), problems)
-    built: dict[str, AnyMethod] = {}
-    for label, method in chosen.items():
-        mine = {key: value for key, value in settings.items() if key in shared or key in own[label]}
-        try:
-            built[label] = _build(method, data, model, mine)
-        except ConfigError as error:
-            problems += error.problems
-    if settings.get("take_home") == "best" and "local" not in chosen:
-        problems.append("take_home = 'best' needs the models trained alone: add local to the methods")
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
-    common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
-    if "local" not in chosen:
-        common["take_home"] = "federated"  # there is nothing to choose from, whatever the data's default is
-
-    def setup(seed: int, given: Data | None = data) -> Setup:
-        made = prepare(next(iter(built.values())), given, model=model, head=head, seed=seed, **common)
-        return dataclasses.replace(
-            made, config=made.config.model_copy(update={"reference": False, "references": False})
-        )
-
-    def another(seed: int) -> Setup:
-        config, federation = first.config, first.federation
-        plain = config.device == "cpu" and first.held_out is None and federation.weights is None
-        if isinstance(data, str | Federation | None) or not plain:
-            return setup(seed)
-        again = seed if config.split_seed is None else config.split_seed
-        return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=again))
-
-    first = setup(numbers[0])
-    return Trials(built, numbers, first, another, bool(common.get("references")))
 
 
 def run_trials(trials: Trials, out: Path | None, *, progress: Heard = None) -> Comparison:
@@ -359,64 +294,3 @@ def _check_folders(trials: Trials, out: Path) -> None:
             if different:
                 listed = ", ".join(f"{key} = {there.get(key)!r}, not {here.get(key)!r}" for key in different)
                 raise CheckpointError(f"'{folder}' holds a run with other settings ({listed}): name another folder")
-
-
-def _labelled(methods: Methods, problems: list[str]) -> dict[str, str | AnyMethod]:
-    if isinstance(methods, Mapping):
-        labelled = dict(methods)
-    else:
-        names = [method if isinstance(method, str) else name_of(method) for method in methods]
-        labelled = dict(zip(names, methods, strict=True))
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            problems.append(
-                f"methods: {', '.join(twice)} more than once; give each a name of its own, {{'name': method}}"
-            )
-    if not labelled:
-        problems.append("methods: name at least one; 'coterie methods' lists them")
-    return labelled
-
-
-def _numbers(seeds: int | Sequence[int], first: Any, problems: list[str]) -> tuple[int, ...]:
-    try:
-        numbers = tuple(range(int(first), int(first) + seeds)) if isinstance(seeds, int) else tuple(map(int, seeds))
-    except (TypeError, ValueError):
-        problems.append(f"seed = {first!r} and seeds = {seeds!r}: give whole numbers")
-        return (0,)
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        problems.append(f"seeds = {seeds!r}: give at least one; none negative, none twice")
-        return (0,)
-    return numbers
-
-
-def _own_names(method: str | AnyMethod) -> set[str]:
-    """Return the hyper-parameters that settings may give this method; none for an instance, which has its own."""
-    try:
-        cls = find_method(method)[0] if isinstance(method, str) else None
-    except ConfigError:  # `resolve` reports it
-        cls = None
-    return {hyper.name for hyper in hyper_parameters(cls)} if cls else set()
-
-
-def _shared(settings: Mapping[str, Any], own: Mapping[str, set[str]], named: bool, problems: list[str]) -> set[str]:
-    """Return the settings that go to all methods, and add a problem for each that goes to none.
-
-    If a method is `named`, and not an instance, the optimiser's settings are among them.
-    """
-    shared = set(Config.model_fields) - {"method", *TABLES}
-    if named:
-        shared |= {"optimizer", *(hyper.name for cls in OPTIMIZERS.values() for hyper in hyper_parameters(cls))}
-    theirs = {name for names in own.values() for name in names}
-    for key in settings:
-        if key not in shared | theirs:
-            problems.append(f"{', '.join(own)}: none has a setting '{key}'{suggest(key, [*theirs, *shared])}")
-    return shared
-
-
-def _build(method: str | AnyMethod, data: Data | None, model: Model | None, settings: Mapping[str, Any]) -> AnyMethod:
-    if not isinstance(method, str):
-        return method
-    own_model = model is not None and not isinstance(model, str)
-    values = sort_settings(method, settings)
-    values |= {"method": method, "data": data if isinstance(data, str | None) else "own-data"}
-    values |= {"model": model if isinstance(model, str) else None}
-    return resolve(values, own_data=not isinstance(data, str | None), own_model=own_model)[1]

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError
-from coterie.core.task import Kind, Task
+from coterie.core.targets import Classes
+from coterie.core.task import Task
 from coterie.core.toml import read_toml
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import judge, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment.several.comparison import Comparison
+from coterie.experiment.take_home.load import target_of
 from coterie.storage import files
 from coterie.storage.run_folder import COMPLETE, RunFolder
 
@@ -49,6 +51,13 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
         CheckpointError: a folder is not a finished run.
         DataError: the runs have different test data.
         CoterieError: the runs have different clients, or none has a local reference.
+
+    Examples:
+        `first` and `second` are folders of runs of different methods on the same data:
+
+        >>> import coterie
+        >>> coterie.compare_runs(["first", "second"]).methods
+        ('local', 'fedavg', 'ditto')
     """
     runs = [read_run(Path(path)) for path in paths]
     if not runs:
@@ -120,11 +129,10 @@ def _reference(runs: list[Run]) -> Run:
 
 
 def _task_and_metric(runs: list[Run]) -> tuple[Task, str]:
-    """Return a task, of which scoring needs only the kind, and the metric that selected the rounds."""
-    first = runs[0]
-    kinds = {files.read_json(path)["kind"] for path in (first.path / "clients").glob("*/model.json")}
-    kind: Kind = "regression" if kinds == {"regression"} else "classification"
+    """Return a task, of which scoring needs only the target, and the metric that selected the rounds."""
+    about = next((files.read_json(path) for path in sorted((runs[0].path / "clients").glob("*/model.json"))), None)
+    target = Classes() if about is None else target_of(about)
     metrics = {run.metric for run in runs}
     if len(metrics) > 1:
         raise ConfigError([f"the runs' rounds were selected by different metrics ({', '.join(sorted(metrics))})"])
-    return Task(nn.Linear(1, 1), kind), metrics.pop()  # any model: none is called
+    return Task(nn.Linear(1, 1), target), metrics.pop()  # any model: none is called

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from torch import Tensor
 
 from coterie.core import tree
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import chunk_size
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.result import Result
@@ -42,7 +43,7 @@ def seeds_at_once(setups: Sequence[Setup], seeds: int) -> int:
         At least 1, which means one after another.
     """
     config, federation, task = setups[0].config, setups[0].federation, setups[0].task
-    if seeds == 1 or config.engine == "loop" or config.track or setups[0].held_out:
+    if seeds == 1 or config.engine == "loop" or config.track or setups[0].held_out or setups[0].mixed:
         return 1
     participants, model = config.participants(len(federation.names)), tree.nbytes(task.init())
     client = max(tree.nbytes(setup.method.init_client(task.init())) for setup in setups)
@@ -148,7 +149,7 @@ def run_in_lockstep(label: str, runs: Sequence[Run], tell: Progress, choices: Ch
     """
     merged = MergedFederation([run.setup.federation for run in runs], choices)
     together = MergedProgress(tell, label, len(runs))
-    works = [functools.partial(_do, run, together) for run in runs]
+    works = [functools.partial(_do, run, together.of(k)) for k, run in enumerate(runs)]
     return take_turns(works, lambda asked: merged.answer(asked, together.say))
 
 
@@ -162,31 +163,67 @@ def _do(run: Run, tell: Progress, thread: RunThread) -> Result:
 
 
 class MergedProgress:
-    """Merge the news of runs in lockstep: the scores of a round are those of the clients of all runs."""
+    """Merge the news of runs in lockstep: the scores of a round are those of the clients of all runs that have it.
+
+    A run that has stopped early, or that was resumed after this round, does not have it.
+    """
 
     def __init__(self, inner: Progress, label: str, number: int) -> None:
         self.inner, self.label, self.number = inner, label, number
         self.begun = self.stopped = 0
         self.records: dict[int, list[dict[str, Any]]] = {}  # of rounds that not all runs have reported yet
+        self.reached: dict[int, float] = {}  # the last round of each run; infinity if it has ended
+        self.metric = ""
+
+    def of(self, run: int) -> OneOfMerged:
+        """Return what receives the news of one of the runs."""
+        return OneOfMerged(self, run)
 
     def say(self, text: str) -> None:
         self.inner.say(text)
 
-    def start(self, label: str, done: int, rounds: int) -> None:
+    def start(self, run: int, done: int, rounds: int) -> None:
         self.begun += 1
+        self.reached[run] = done
         if self.begun == 1:
             self.inner.start(self.label, done, rounds)
 
-    def round(self, record: dict[str, Any], metric: str) -> None:
-        reported = self.records.setdefault(record["round"], [])
-        reported.append(record)
-        if len(reported) == self.number:
-            self.inner.round(_merge_records(self.records.pop(record["round"])), metric)
+    def round(self, run: int, record: dict[str, Any], metric: str) -> None:
+        self.reached[run], self.metric = record["round"], metric
+        self.records.setdefault(record["round"], []).append(record)
+        self._tell()
 
-    def stop(self) -> None:
+    def stop(self, run: int) -> None:
         self.stopped += 1
+        self.reached[run] = math.inf
+        self._tell()
         if self.stopped == self.begun:
             self.inner.stop()
+
+    def _tell(self) -> None:
+        """Report the rounds that no run will report any more."""
+        over = min((self.reached.get(run, 0) for run in range(self.number)), default=0)
+        for number in sorted(number for number in self.records if number <= over):
+            self.inner.round(_merge_records(self.records.pop(number)), self.metric)
+
+
+class OneOfMerged(NamedTuple):
+    """Pass on news of one of the merged runs."""
+
+    merged: MergedProgress
+    run: int
+
+    def say(self, text: str) -> None:
+        self.merged.say(text)
+
+    def start(self, label: str, done: int, rounds: int) -> None:
+        self.merged.start(self.run, done, rounds)
+
+    def round(self, record: dict[str, Any], metric: str) -> None:
+        self.merged.round(self.run, record, metric)
+
+    def stop(self) -> None:
+        self.merged.stop(self.run)
 
 
 def _merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:

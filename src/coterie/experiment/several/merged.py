@@ -93,7 +93,9 @@ def _joined(parts: list[Rows], order: Tensor) -> Rows:
     mask = _end_to_end([b.mask for b in each], filled=0.0)[order]
     count = torch.cat([b.count for b in each])[order]
     withheld, everyone = (_joined_apart([getattr(b, name) for b in each], order) for name in ("withheld", "everyone"))
-    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld, everyone)
+    paces = [b.pace for b in each if not isinstance(b.pace, tuple)]
+    pace = _end_to_end(paces, filled=1.0)[order] if paces else ()
+    return rows, Batches(each[0].x, each[0].y, index, mask, key, count, withheld, everyone, pace)
 
 
 def _joined_apart(parts: Sequence[Withheld | tuple[()]], order: Tensor) -> Withheld | tuple[()]:

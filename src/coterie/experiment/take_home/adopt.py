@@ -26,7 +26,6 @@ from coterie.evaluation.adoption import (
     FEDERATED,
     LOCAL,
     MIN_EXAMPLES,
-    THRESHOLDED,
     Choice,
     at_threshold,
     average,
@@ -35,7 +34,9 @@ from coterie.evaluation.adoption import (
     temperature,
     threshold,
 )
-from coterie.evaluation.metrics import METRICS, score, with_one_nan
+from coterie.evaluation.kinds.classes import THRESHOLDED
+from coterie.evaluation.metrics import with_one_nan
+from coterie.evaluation.scoring import metrics_of, score
 from coterie.experiment.config import Config
 from coterie.storage import files
 from coterie.storage.run_folder import FORMAT, safe_name
@@ -217,14 +218,14 @@ def _of(outputs: Outputs, i: int) -> Outputs:
 
 def _kept(kept: str, ours: Predictions, alone: Predictions, task: Task) -> Predictions:
     if kept == AVERAGE:
-        mixed = average(ours.outputs, alone.outputs, regression=task.kind == "regression")
+        mixed = average(task.target, ours.outputs, alone.outputs)
         return ours._replace(outputs=mixed)
     return ours if kept == FEDERATED else alone
 
 
 def _scores(task: Task, found: Predictions, clients: int) -> dict[str, list[float]]:
     scores = score(task, *found, clients)
-    return {name: with_one_nan(scores[name]) for name in METRICS[task.kind]}
+    return {name: with_one_nan(scores[name]) for name in metrics_of(task)}
 
 
 def write(adoption: Adoption, out: Path, local: Callable[[int], Params] | None) -> None:

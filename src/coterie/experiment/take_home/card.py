@@ -20,8 +20,10 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.adoption import FEDERATED
 from coterie.evaluation.benefit import LEVEL
 from coterie.evaluation.benefit import intervals as percentiles
-from coterie.evaluation.bootstrap import draws, statistic
+from coterie.evaluation.bootstrap import draws
 from coterie.evaluation.metrics import AVERAGES
+from coterie.evaluation.scoring import statistic
+from coterie.experiment import training_settings
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.take_home import adopt
@@ -107,11 +109,13 @@ def make_card(
         "clients": len(others) or len(result.clients),
         "method": {"name": config.method, "paper": _paper(result.method), "hyper": config.hyper},
         "optimizer": config.optimizer,
-        "model": config.model,
+        "training": training_settings.to_json(config),
+        "model": config.model if result.mixed is None else result.mixed.model(i),
         "input_shape": list(federation.x.shape[1:]),
-        "outputs": "logits" if federation.num_classes else "values",
+        "outputs": federation.target.outputs,
         "schedule": {
             "rounds": config.rounds,
+            **({"stopped_after": result.stopped.round} if result.stopped else {}),
             "selected_round": result.selected,
             "selected_by": selected_by(result),
             **({"local_steps": config.local_steps} if config.local_steps else {"local_epochs": config.local_epochs}),
@@ -145,7 +149,7 @@ def _taken(adoption: Adoption, task: Task, i: int, seed: int) -> dict[str, Any]:
     """Return the entries of a card that depend on what the client takes home."""
     told = adoption.client(i)
     test, validation = told.pop("test"), told.pop("validation")
-    names = [name for name in test if name != "ece"]
+    names = _resampled(task, test, adoption.metric)
     bounds = intervals(task, adoption.predictions.of(i), names, seed, adoption.names[i])
     metrics = {"validation": validation, "test": test, "test_intervals": {name: list(bounds[name]) for name in names}}
     told["federated_benefit"] = adoption.before.clients[i] if adoption.before else None
@@ -174,6 +178,16 @@ def intervals(task: Task, one: Predictions, metrics: Iterable[str], *seed: int |
     return dict(zip(names, percentiles(samples), strict=True))
 
 
+def _resampled(task: Task, metrics: Iterable[str], selected: str) -> list[str]:
+    """Return the metrics that a card has intervals of.
+
+    Not of the calibration error: a resample repeats examples, which alone makes it larger. Nor, unless they select the
+    round, of what would take minutes: users' own metrics, and losses that compare all examples.
+    """
+    slow = {*task.metrics, *(["loss"] if task.joint else [])} - {selected}
+    return [name for name in metrics if name not in slow and name.rpartition(".")[2] != "ece"]
+
+
 def _metrics(result: Result, i: int) -> dict[str, Any]:
     """Return {part: {metric: value}}, and intervals of the metrics on test data."""
     row = result.clients[i]
@@ -181,8 +195,7 @@ def _metrics(result: Result, i: int) -> dict[str, Any]:
         part: {key.removeprefix(f"{part}_"): value for key, value in row.items() if key.startswith(f"{part}_")}
         for part in ("validation", "test")
     }
-    # Except for the calibration error: a resample repeats examples, which alone makes it larger.
-    names = [name for name in metrics["test"] if name != "ece"]
+    names = _resampled(result.task, metrics["test"], result.metric)
     bounds = intervals(result.task, result.predictions.of(i), names, result.config.seed, row["client"])
     return {**metrics, "test_intervals": {name: list(bounds[name]) for name in names}}
 
@@ -260,9 +273,8 @@ def _what(card: dict[str, Any]) -> str:
         who = f"{name}, one of {card['clients']} clients that trained together, without sharing data"
     else:
         who = f"{name}, which joined {card['clients']} clients that had trained together before"
-    chosen = (
-        f"Round {schedule['selected_round']} of {schedule['rounds']} was chosen by {_words(schedule['selected_by'])}"
-    )
+    rounds = schedule.get("stopped_after", schedule["rounds"])
+    chosen = f"Round {schedule['selected_round']} of {rounds} was chosen by {_words(schedule['selected_by'])}"
     return f"This is the model of {who}. The method: {card['method']['paper']} {chosen}; test data had no part in that."
 
 
@@ -354,8 +366,9 @@ def _use(card: dict[str, Any], run: Path) -> list[str]:
         f"or in Python `coterie.load('{run}', {card['client']!r})`, a PyTorch module that takes inputs of shape (rows, "
         f"{', '.join(map(str, card['input_shape']))}), prepared as in training, and gives {card['outputs']}",
     ]
-    if card["outputs"] == "logits":
-        lines[-1] += " (their softmax are the probabilities, which `coterie predict` writes)"
+    if card["outputs"] != "values":
+        softmax = "their softmax are the probabilities, which `coterie predict` writes"
+        lines[-1] += f" ({softmax if card['outputs'] == 'logits' else '`coterie predict` writes what they mean'})"
     lines[-1] += ". It was measured on data of this client only; elsewhere, measure it again."
     if card["holds"]:
         lines += [
@@ -369,6 +382,7 @@ def _made(card: dict[str, Any]) -> list[str]:
     method, optimizer, versions = card["method"], dict(card["optimizer"]), card["versions"]
     values = {"model": card["model"], **card["schedule"]}
     values |= {"optimizer": optimizer.pop("name", "the method's own"), **optimizer, **method["hyper"]}
+    values |= card.get("training", {})
     lines = ["| setting | value |", "|---|---|", f"| method | {method['name']} |"]
     lines += [f"| {key} | {_cell(str(value))} |" for key, value in values.items()]
     return [*lines, "", f"Made with {', '.join(f'{name} {version}' for name, version in versions.items())}."]

@@ -25,11 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import ConfigError, CoterieError
+from coterie.core.targets import Target
 from coterie.core.tree import Params
 from coterie.evaluation.adoption import LOCAL
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
-from coterie.experiment.take_home.load import find_client, load, needs_local
+from coterie.experiment.take_home.load import blank_inputs, find_client, load, needs_local, target_of
+from coterie.models.adapters import find_adapter
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 
@@ -38,14 +40,14 @@ ENDINGS = {"torch": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
 
 
 class Probabilities(nn.Module):
-    """Wrap a classifier so that its outputs are probabilities."""
+    """Wrap a model so that its outputs are probabilities."""
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, target: Target, model: nn.Module) -> None:
         super().__init__()
-        self.classifier = classifier
+        self.target, self.model = target, model
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(self.classifier(x), 1)
+        return self.target.predictions(self.model(x))
 
 
 def export(
@@ -73,6 +75,14 @@ def export(
     Raises:
         ConfigError: the format is unknown, or has no probabilities.
         CoterieError: there is no such client, the model cannot be traced, or ONNX is not installed.
+
+    Examples:
+        `first` is a run folder. The file holds the whole prediction and needs no Coterie:
+
+        >>> import coterie, torch
+        >>> path = coterie.export("first", "north", "torch", "north.pt2")
+        >>> torch.export.load(path).module()(torch.zeros(3, 20)).shape
+        torch.Size([3, 2])
     """
     if format not in get_args(Format):
         raise ConfigError([f"format = '{format}': choose from {', '.join(get_args(Format))}"])
@@ -80,16 +90,21 @@ def export(
     path = Path(out) if out is not None else Path(safe_name(about["client"]) + ENDINGS[format])
     if path.is_dir():
         path = path / (safe_name(about["client"]) + ENDINGS[format])
-    if probabilities and (format == "safetensors" or about["kind"] == "regression"):
-        why = "safetensors holds weights only" if format == "safetensors" else "a regression has none"
+    target = target_of(about)
+    if probabilities and (format == "safetensors" or not target.has_probabilities):
+        why = "safetensors holds weights only" if format == "safetensors" else f"{target.words} has none"
         raise ConfigError([f"probabilities: {why}"])
     about = {**about, "output": "probabilities" if probabilities else about_output(about)}
     if format == "safetensors":
-        files.write_tensors(path, _weights(folder, about), {"format": "pt"})
+        weights = _weights(folder, about)
+        if about.get("adapter"):
+            weights = find_adapter(about["adapter"]).merged(weights)
+            about = {**about, "adapter": None, "merged": about["adapter"]}
+        files.write_tensors(path, weights, {"format": "pt"})
         files.write_json(path.with_name(path.name + ".json"), {**about, "weights": path.name})
         return path
     module = load(run, about["client"], model=model)
-    module = Probabilities(module).eval() if probabilities else module
+    module = Probabilities(target, module).eval() if probabilities else module
     content = (_torch if format == "torch" else _onnx)(module, about)
     files.write(path, lambda temporary: _save(temporary, content))
     return path
@@ -109,7 +124,7 @@ def _weights(folder: Path, about: dict[str, Any]) -> Params:
 
 def about_output(about: dict[str, Any]) -> str:
     """Return what a model's outputs are called."""
-    return "logits" if about["kind"] == "classification" else "values"
+    return "values" if about["kind"] == "regression" else "logits"
 
 
 def _torch(module: nn.Module, about: dict[str, Any]) -> bytes:
@@ -154,7 +169,7 @@ def _onnx(module: nn.Module, about: dict[str, Any]) -> bytes:
 
 
 def _example(about: dict[str, Any]) -> Tensor:
-    return torch.zeros(2, *about["input_shape"])  # with one row, torch would take 1 for the only length
+    return blank_inputs(about, 2)  # with one row, torch would take 1 for the only length
 
 
 def _any_rows() -> dict[int, Any]:

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner
 from coterie.evaluation import Predictions
-from coterie.experiment.config import parse_bytes
+from coterie.experiment.mixed_simulation import begin
 from coterie.experiment.setup import Setup
-from coterie.experiment.simulation import DIVERGED, Simulation
+from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.folds import pieces_of
 from coterie.storage.paged_rows import Store
 
@@ -70,11 +71,9 @@ def predict_held_out(setup: Setup, rounds: int, engine: ClientRunner) -> Predict
 
 
 def _trained(setup: Setup, rounds: int, engine: ClientRunner) -> Predictions:
-    config, federation = setup.config, setup.federation
-    schedule = config.plan(), config.participants(len(federation.names)), config.seed
-    store = Store(parse_bytes(config.memory) // 2, None)
-    sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
-    sim.heard = config.clients_heard
+    config = setup.config
+    sim = begin(setup, Store(parse_bytes(config.memory) // 2, None))
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     for number in range(1, rounds + 1):
         sim.train(number, engine)
     return sim.predictions(rounds, engine)

@@ -15,7 +15,8 @@ from coterie.core.errors import DataError
 from coterie.data.readers.packed import load_arrays
 from coterie.data.tables.preprocessing import apply_preprocessing, read_like
 from coterie.data.tables.reading import Table, read_table
-from coterie.data.tables.schema import parse_target, schema_from_dict
+from coterie.data.tables.schema import schema_from_dict
+from coterie.experiment.take_home.load import target_of
 from coterie.storage import files
 
 
@@ -35,12 +36,26 @@ def read_inputs(path: Path, client: Path, about: dict[str, Any]) -> Tensor:
     """
     record = client / "preprocessing.json"
     if path.suffix.lower() in (".npy", ".npz"):
-        return _checked(path, _array(path, "x"), about)
+        return in_type(_checked(path, _array(path, "x"), about), about, path)
     if record.exists():
         preprocessing = files.read_json(record)
         return apply_preprocessing(_read_like(path, preprocessing), preprocessing)
     header, cells, lines = read_csv(path)
-    return _features(path, header, cells, lines, about)
+    return in_type(_features(path, header, cells, lines, about), about, path)
+
+
+def in_type(x: Tensor, about: dict[str, Any], where: Any) -> Tensor:
+    """Return inputs as the type of numbers that the model takes: tokens are whole numbers.
+
+    Raises:
+        DataError: it takes whole numbers, and some are not.
+    """
+    if about.get("input_dtype", "float32") == "float32":
+        return x.float()
+    whole = x.long()
+    if bool((whole != x).any()):
+        raise DataError(f"'{where}': this model takes whole numbers (tokens), and some of the inputs are not")
+    return whole
 
 
 def _read_like(path: Path, preprocessing: dict[str, Any]) -> Table:
@@ -52,8 +67,8 @@ def _read_like(path: Path, preprocessing: dict[str, Any]) -> Table:
         first = [cell.strip() for cell in file.readline().split(",")]
     if {column.name for column in schema.columns} & set(first):
         return read_table(path, missing=schema.missing)
-    target = parse_target(schema.target, schema.names).column
-    inputs = [name for name in schema.names if name != target]
+    target = schema.target_columns(schema.names)
+    inputs = [name for name in schema.names if name not in target]
     return read_table(path, columns=inputs if len(first) == len(inputs) else schema.names, missing=schema.missing)
 
 
@@ -105,7 +120,7 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     if len(rows) < 2:
         raise DataError(f"'{path}' has no rows: give a header with the names of the columns, and a line per row")
     header = rows[0][1]
-    if all(_is_number(cell) for cell in header):
+    if all(is_number(cell) for cell in header):
         raise DataError(f"'{path}' has no header: its first line should name the columns, but holds numbers")
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise DataError(f"'{path}' has more than one column called {_some(twice)}")
@@ -158,6 +173,14 @@ def _checked(path: Path, x: np.ndarray, about: dict[str, Any]) -> Tensor:
 def _targets(path: Path, y: np.ndarray, about: dict[str, Any]) -> Tensor:
     if about["kind"] == "regression":
         return torch.from_numpy(y.astype(np.float32))
+    target = target_of(about)
+    if target.shape and about["kind"] != "classification":
+        if y.shape[1:] != target.shape or y.dtype.kind not in "biuf":
+            raise DataError(
+                f"'{path}': {target.words} needs a .npz file whose y has the shape (rows, {target.shape[0]}), or a "
+                "table like those of the run's sites"
+            )
+        return torch.from_numpy(y.astype(np.float32))
     if y.dtype.kind not in "biu" and not (y.dtype.kind == "f" and np.array_equal(y, np.floor(y))):
         raise DataError(f"'{path}': the classes are {_some(class_names(about))}, or their numbers from 0")
     bad = np.flatnonzero((y < 0) | (y >= about["num_classes"]))
@@ -175,14 +198,15 @@ def class_names(about: dict[str, Any]) -> list[str]:
 def _number(path: Path, cell: str, line: int, column: str, names: dict[str, int] | None = None) -> float:
     if names and cell in names:
         return float(names[cell])
-    if not _is_number(cell):
+    if not is_number(cell):
         what = "is empty" if not cell else f"holds '{cell[:40]}', not a finite number"
         also = f" (or one of {_some(list(names))})" if names else ""
         raise DataError(f"'{path}' line {line}, column '{column}' {what}{also}")
     return float(cell)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a finite number."""
     try:
         return math.isfinite(float(cell))
     except ValueError:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from coterie.core.targets import Target
 from coterie.evaluation.adoption import AVERAGE, LOCAL, average
 
 
 class Average(nn.Module):
-    """Average the probabilities of two classifiers (its outputs are their logarithms), or two regressions' outputs."""
+    """Average what two models predict, as probabilities or values; the outputs are those of one that predicts so."""
 
-    def __init__(self, federated: nn.Module, local: nn.Module, *, regression: bool) -> None:
+    def __init__(self, target: Target, federated: nn.Module, local: nn.Module) -> None:
         super().__init__()
-        self.federated, self.local, self.regression = federated, local, regression
+        self.target, self.federated, self.local = target, federated, local
 
     def forward(self, x: Tensor) -> Tensor:
-        return average(self.federated(x), self.local(x), regression=self.regression)
+        return average(self.target, self.federated(x), self.local(x))
 
 
 class Calibrated(nn.Module):
@@ -31,12 +32,12 @@ class Calibrated(nn.Module):
 
 
 def kept_module(
-    federated: nn.Module, local: nn.Module | None, kept: str, temperature: float | None, *, regression: bool
+    target: Target, federated: nn.Module, local: nn.Module | None, kept: str, temperature: float | None
 ) -> nn.Module:
     """Return the module that predicts as the model that is kept, in evaluation mode; `local` only if it is needed."""
     module = federated
     if kept == LOCAL and local is not None:
         module = local
     elif kept == AVERAGE and local is not None:
-        module = Average(federated, local, regression=regression)
+        module = Average(target, federated, local)
     return (module if temperature is None else Calibrated(module, temperature)).eval()

@@ -14,9 +14,11 @@ from coterie.core.decode import Decode
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError
 from coterie.core.extensions import suggest
 from coterie.core.method import Population
+from coterie.core.targets import Target, from_json, known
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.evaluation.adoption import FEDERATED
+from coterie.experiment.building import completed
 from coterie.experiment.result import as_module
 from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
@@ -44,13 +46,20 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
         CheckpointError: the folder is not a run, has no models yet, or does not fit the model.
         CoterieError: there is no such client.
         ConfigError: the model came from Python and is not given.
+
+    Examples:
+        `coterie.run("fedavg", "hospitals", model="linear", rounds=2, out="first")` has written the folder `first`:
+
+        >>> import coterie, torch
+        >>> model = coterie.load("first", "north")  # or its number, 1
+        >>> model(torch.zeros(3, 20)).softmax(1).shape
+        torch.Size([3, 2])
     """
     folder, about = find_client(run, client)
     flat = files.read_tensors(folder / "model.safetensors")
     task = Task(
         build_module(about, model, run),
-        about["kind"],
-        num_classes=about["num_classes"],
+        target_of(about),
         head=about.get("head"),
         decode=Decode.from_json(about.get("decode")),
     )
@@ -63,7 +72,7 @@ def load(run: str | Path, client: str | int, *, model: Model | None = None) -> n
     if taken is None:
         return module
     local = _local(folder, task) if needs_local(about) else None
-    return kept_module(module, local, taken["kept"], taken["temperature"], regression=task.kind == "regression")
+    return kept_module(task.target, module, local, taken["kept"], taken["temperature"])
 
 
 def find_client(run: str | Path, client: str | int) -> tuple[Path, dict[str, Any]]:
@@ -101,10 +110,14 @@ def client_names(run: Path) -> list[str]:
     return [name for name in dict.fromkeys(listed) if (run / "clients" / safe_name(name) / "model.json").exists()]
 
 
-def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Module:
-    """Build a client's network, with arbitrary initial values; raise `ConfigError` if that needs `model`."""
+def build_module(about: dict[str, Any], model: Model | None, run: Any, pretrained: str | None = None) -> nn.Module:
+    """Build a client's network, with initial values of its own or `pretrained` ones, and its adapter.
+
+    Raises:
+        ConfigError: that needs `model`.
+    """
     if isinstance(model, nn.Module):
-        return model
+        return completed(model, pretrained, about.get("adapter"), about.get("head"))
     if model is None and about["model"] == "own-model":
         raise ConfigError([f"this run's model came from Python: coterie.load('{run}', '{about['client']}', model=...)"])
     name = about["model"] if model is None else model
@@ -116,7 +129,17 @@ def build_module(about: dict[str, Any], model: Model | None, run: Any) -> nn.Mod
         module = factory(shape, about["outputs"])
     if not isinstance(module, nn.Module):
         raise ConfigError([f"model '{name}' gave a {type(module).__name__}, not an nn.Module"])
-    return module
+    return completed(module, pretrained, about.get("adapter"), about.get("head"))
+
+
+def blank_inputs(about: dict[str, Any], rows: int) -> torch.Tensor:
+    """Return inputs of zeros, of the shape and type that a client's model takes."""
+    return torch.zeros(rows, *about["input_shape"], dtype=getattr(torch, about.get("input_dtype", "float32")))
+
+
+def target_of(about: dict[str, Any]) -> Target:
+    """Return what a client's model predicts; folders of older versions say only whether it is a class or a number."""
+    return from_json(about["target"]) if about.get("target") else known(about["num_classes"])
 
 
 def needs_local(about: dict[str, Any]) -> bool:
@@ -155,7 +178,7 @@ def _like(task: Task, method: AnyMethod, about: dict[str, Any], flat: Params) ->
     size, audience = about["population"]
     server = method.init_server(params, Population(size, audience, task))
     down = method.deploy(server, torch.tensor([0]), torch.Generator())
-    x, y = torch.zeros(1, *about["input_shape"]), torch.zeros(1, dtype=torch.long)
+    x, y = blank_inputs(about, 1), task.target.blank(1)
     steps = torch.zeros(method.personalize_epochs, 1, 1, dtype=torch.long)
     batches = Batches(x, y, steps, steps.float(), steps[..., 0], torch.tensor(1.0))  # all masked: no step is taken
     return method.personalize(task, method.init_client(params), tree.rows(down, 0), batches)

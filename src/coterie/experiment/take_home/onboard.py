@@ -25,23 +25,28 @@ from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.method import Info, Newcomer, Population
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
+from coterie.core.units import parse_bytes
 from coterie.data import Federation, from_clients
+from coterie.data.augment import find_augmentation
 from coterie.data.tables.schema import schema_from_dict
 from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
 from coterie.engine import Central
 from coterie.engine.central import Draw, Send
+from coterie.evaluation.metrics import add
+from coterie.experiment import stopping
 from coterie.experiment.conclude import add_benefit
-from coterie.experiment.config import Config, parse_bytes, resolve
+from coterie.experiment.config import PARTITION_SETTINGS, Config, resolve
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.result import Result
 from coterie.experiment.run import execute, local_like, read_config, write_models
-from coterie.experiment.setup import Model, Setup
+from coterie.experiment.setup import OWN_AUGMENT, Model, Setup, named_loss
 from coterie.experiment.silos import OPTIONS
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.card import write_cards
-from coterie.experiment.take_home.input_files import read_examples
-from coterie.experiment.take_home.load import build_module, find_client
+from coterie.experiment.take_home.input_files import in_type, read_examples
+from coterie.experiment.take_home.load import build_module, find_client, target_of
 from coterie.methods.fields import AnyMethod
 from coterie.storage import files, paged_rows
 from coterie.storage.paged_rows import Paged, Store
@@ -61,6 +66,7 @@ class Finished:
     metric: str
     names: tuple[str, ...]
     server: Tree  # at the selected round
+    stopped: Stop | None = None  # when it stopped early, if it did; a newcomer has as many rounds
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,15 @@ def onboard(
         ConfigError: the name is taken, the run has no server, or its model came from Python and is not given.
         DataError: the data cannot be read, or do not suit the run.
         CheckpointError: the run is not finished, or its selected checkpoint is missing.
+
+    Examples:
+        `first` is a run folder; a clinic that took no part has examples of its own:
+
+        >>> import coterie, torch
+        >>> x = torch.randn(60, 20)
+        >>> result = coterie.onboard("first", (x, (x[:, 0] > 0).long()), name="clinic")
+        >>> result.names
+        ['clinic']
     """
     run = Path(run)
     finished, about = open_run(run, model)
@@ -141,7 +156,9 @@ def onboard_held_out(result: Result, setup: Setup, out: Path | None, tell: Progr
         return []
     # A single client trains on the CPU, as it would if it joined later. Paged rows are there already.
     server = paged_rows.walk(result.server, lambda _, leaf: leaf if isinstance(leaf, Paged) else leaf.cpu())
-    finished = Finished(setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server)
+    finished = Finished(
+        setup.config, setup.method, setup.task, setup.metric, setup.federation.names, server, result.stopped
+    )
     joined = []
     for name, split in held_out.clients.items():
         site = dataclasses.replace(held_out, clients={name: split})
@@ -159,15 +176,17 @@ def join(finished: Finished, site: Federation, tell: Progress) -> Result:
     newcomer = method.onboard(task, Newcomer(server, task.init()), torch.tensor([row]), None)
     place = Guest(task, newcomer, row)
     alone_there = {"fraction": 1.0, "clients_per_round": None, "clients_heard": None, "holdout": 0.0}
+    alone_there["sampler"] = None
     engine = {"engine": "loop", "compile": False, "workers": 1}
     # It sends nothing that others would read, and what it takes home is not chosen here.
     engine |= {"privacy": None, "epsilon": None, "noise": None, "take_home": "federated"}
+    engine |= {"early_stop": None, "callbacks": None}
     config = finished.config.model_copy(update=alone_there | engine)
-    begun = task.beginning(newcomer.params, newcomer.only)
-    result = execute(Setup(config, method, site, begun, finished.metric, place), None, tell, resume=False)
+    begun, until = task.beginning(newcomer.params, newcomer.only), finished.stopped
+    result = execute(Setup(config, method, site, begun, finished.metric, place), None, tell, resume=False, until=until)
     if finished.config.method != "local":
         alone = Setup(config, method, site, task, finished.metric).with_method(local_like(method))
-        result.reference = execute(alone, None, Silent(), resume=False)
+        result.reference = execute(alone, None, Silent(), resume=False, until=until)
         add_benefit(result, None)
     return result
 
@@ -208,16 +227,29 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
     """
     _, about = find_client(run, 1)
     # The run's data are not needed, so it does not matter where its files were.
-    values = {key: value for key, value in read_config(run).items() if key not in ("silos", *OPTIONS)}
+    unused = ("silos", *OPTIONS, *PARTITION_SETTINGS, "callbacks", "sections")
+    values = {key: value for key, value in read_config(run).items() if key not in unused}
     config, method = resolve(values, own_data=True, own_model=True)
+    if config.models:
+        raise ConfigError(
+            [f"'{run}' has clients with different models, so it is not known which a newcomer would have"]
+        )
     if config.topology != "server":
         raise ConfigError([f"'{run}' has no server to join: its clients are peers (topology = {config.topology!r})"])
     names = tuple(row["client"] for row in read_rows(run / "clients.csv"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.seed_of(config.seed, "model") % 2**63)  # as in `prepare`: the run's initial model
-        module = build_module(about, model, run)
+        module = build_module(about, model, run, config.pretrained)
     decode = Decode.from_json(about.get("decode"))
-    task = Task(module, about["kind"], num_classes=about["num_classes"], head=config.head, decode=decode)
+    if config.augment == OWN_AUGMENT:
+        raise ConfigError(
+            [f"'{run}' was trained with an augmentation that came from Python: nobody can join by command"]
+        )
+    augment = config.augment and find_augmentation(config.augment)
+    target = target_of(about)
+    own: dict[str, Any] = {"head": config.head, "decode": decode, "augment": augment or None}
+    own |= {"loss": named_loss(config, target), "metrics": add(config.metric or ())}
+    task = Task(module, target, **own)
     params = task.init()
     store = Store(parse_bytes(config.memory) // 2)
     people = len(names), config.participants(len(names))
@@ -229,7 +261,7 @@ def open_run(run: Path, model: Model | None = None) -> tuple[Finished, dict[str,
         raise CheckpointError(f"'{run}' has no checkpoint of round {selected}, the selected one: run it again")
     state, _ = RunFolder(run).load(selected, like)
     metric = str(summary["selected_by"]).split()[-1]
-    return Finished(config, method, task, metric, names, state.server), about
+    return Finished(config, method, task, metric, names, state.server, stopping.read(run)), about
 
 
 def _site(
@@ -244,18 +276,25 @@ def _site(
         x, y = read_examples(path, target, about)
     else:
         x, y = data
+    x = in_type(x, about, name)
     if tuple(x.shape[1:]) != tuple(about["input_shape"]):
         raise DataError(f"'{name}': inputs of shape {tuple(x.shape[1:])}; this run has {tuple(about['input_shape'])}")
     site = from_clients(
         {name: (x, y)},
         name=config.data,
-        num_classes=about["num_classes"],
-        regression=about["kind"] == "regression",
+        **_kind(about),
         validation=config.validation,
         test=config.test,
         seed=config.data_seed,
     )
     return dataclasses.replace(site, classes=tuple(about.get("classes") or ()))
+
+
+def _kind(about: dict[str, Any]) -> dict[str, Any]:
+    target = target_of(about)
+    if target.kind in ("classification", "regression"):
+        return {"num_classes": about["num_classes"], "regression": target.kind == "regression"}
+    return {"target": target}
 
 
 def _silo(run: Path, name: str, path: Path, target: str | None, schema: dict[str, Any], config: Config) -> Federation:

@@ -7,13 +7,12 @@ import io
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, DataError
 from coterie.evaluation.adoption import at_threshold
 from coterie.experiment.setup import Model
-from coterie.experiment.take_home.input_files import class_names, read_inputs
-from coterie.experiment.take_home.load import find_client, load
+from coterie.experiment.take_home.input_files import class_names, is_number, read_inputs
+from coterie.experiment.take_home.load import find_client, load, target_of
 from coterie.storage.run_folder import csv_text
 
 ROWS_AT_ONCE = 1024  # that the model predicts at once
@@ -30,8 +29,8 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
 
     Returns:
         The client's name, and CSV with a line per row: the most likely class (or, if the client has a threshold of
-        its own, the class by that) and each class's probability, or in a regression the value. Class names that a
-        spreadsheet would take for formulas begin with an apostrophe.
+        its own, the class by that) and each class's probability; the value in a regression; for other tasks, what
+        docs/tasks.md says. Class names that a spreadsheet would take for formulas begin with an apostrophe.
 
     Raises:
         CoterieError: there is no such client, or the outputs do not fit a table.
@@ -40,31 +39,32 @@ def predict(run: str | Path, client: str | int, rows: str | Path, *, model: Mode
     folder, about = find_client(run, client)
     x = read_inputs(Path(rows), folder, about)
     module = load(run, about["client"], model=model)
-    with torch.no_grad():
-        outputs = torch.cat([module(piece) for piece in torch.split(x, ROWS_AT_ONCE)])
-    if about["kind"] == "regression":
-        return about["client"], _values(outputs)
-    if outputs.ndim != 2:
+    try:
+        with torch.no_grad():
+            outputs = torch.cat([module(piece) for piece in torch.split(x, ROWS_AT_ONCE)])
+    except IndexError as error:
+        raise DataError(f"'{rows}' has numbers that the model's table of embeddings lacks ({error})") from error
+    target = target_of(about)
+    if outputs.ndim != 2 and target.kind != "regression":
         shape = tuple(outputs.shape[1:])
         raise CoterieError(
             f"each row has outputs of shape {shape}, which a CSV cannot hold: use coterie.load in Python"
         )
     names = class_names(about)
+    header, table = target.table(outputs, names)
     found = (about.get("take_home") or {}).get("threshold")
-    classes = (outputs if found is None else at_threshold(outputs, found)).argmax(1).tolist()
-    rows_of_p = outputs.double().softmax(1).tolist()
-    shown = [csv_text(name) for name in names]
-    table = [[shown[k], *(f"{p:.6g}" for p in row)] for k, row in zip(classes, rows_of_p, strict=True)]
-    return about["client"], _csv(["predicted", *names], table)
+    if found is not None:
+        classes = at_threshold(outputs, found).argmax(1).tolist()
+        table = [[names[k], *row[1:]] for k, row in zip(classes, table, strict=True)]
+    return about["client"], _csv(header, table)
 
 
-def _values(outputs: Tensor) -> str:
-    flat = outputs.reshape(len(outputs), -1)
-    header = ["predicted"] if flat.shape[1] == 1 else [f"predicted{i + 1}" for i in range(flat.shape[1])]
-    return _csv(header, [[f"{value:.6g}" for value in row] for row in flat.tolist()])
+def _cell(text: str) -> str:
+    """Return a cell: a number as it is, and a name so that no spreadsheet runs it."""
+    return text if is_number(text) else str(csv_text(text))
 
 
 def _csv(header: list[str], rows: list[list[str]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([map(csv_text, header), *rows])
+    csv.writer(text, lineterminator="\n").writerows([map(csv_text, header), *(map(_cell, row) for row in rows)])
     return text.getvalue()

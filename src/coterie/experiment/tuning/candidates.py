@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 from coterie.compute.compiled import compilations
 from coterie.core.errors import CoterieError
+from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner, Engine
 from coterie.engine.autotune import shaped
 from coterie.evaluation.metrics import average
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
 from coterie.experiment.several.lockstep import memory_for
@@ -189,8 +189,8 @@ def _begin(trainee: Trainee) -> Simulation:
     config, states = setup.config, trainee.states
     store = Store(parse_bytes(config.memory) // 2, states.path / "checkpoints")
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
-    sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
-    sim.heard = config.clients_heard
+    sim = Simulation.start(setup.method, setup.one_task(), federation, *schedule, place=setup.peers, store=store)
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     if trainee.done:
         sim.state, _ = states.load(trainee.done, sim.state)
     return sim

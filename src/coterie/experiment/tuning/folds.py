@@ -46,6 +46,7 @@ def pieces_of(federation: Federation, name: str, number: int, seed: int) -> list
     """Divide a client's training and validation examples into so many parts, in each the classes in proportion."""
     own = federation.clients[name]
     known = np.sort(np.concatenate([own.train, own.validation]))
-    labels = None if federation.num_classes is None or federation.y.ndim > 1 else federation.y.cpu().numpy()[known]
+    labels = federation.strata(known)
+    labels = None if labels is None or labels.ndim > 1 else labels
     order = known[stratified_order(len(known), labels, rng.generator(seed, "folds", name))]
     return [piece.astype(np.int64) for piece in np.array_split(order, number)]

@@ -13,12 +13,12 @@ import torch
 
 from coterie.core.errors import CheckpointError, CoterieError
 from coterie.core.method import Population
+from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import average
-from coterie.experiment.config import parse_bytes
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
@@ -65,8 +65,8 @@ def score_chosen(search: MethodSearch, federation: Federation, tell: Progress, c
     engines = search.engines or Engines(config.rounds, config.rounds, choices, tell.say)
     schedule = config.plan(), config.participants(len(federation.names)), config.seed
     store = Store(parse_bytes(config.memory) // 2, None)
-    sim = Simulation.start(setup.method, setup.task, federation, *schedule, place=setup.peers, store=store)
-    sim.heard = config.clients_heard
+    sim = Simulation.start(setup.method, setup.one_task(), federation, *schedule, place=setup.peers, store=store)
+    sim.heard, sim.sampler = config.clients_heard, config.sampler
     engine = engines.engine(setup, sim)
     best, standing, at, sent, spent = sim.state, -math.inf, 0, 0, 0.0
     try:

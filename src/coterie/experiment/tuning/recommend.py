@@ -6,7 +6,6 @@ Nothing here looks at the run's test examples, so the run of what is recommended
 from __future__ import annotations
 
 import dataclasses
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,12 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from coterie.core import rng
-from coterie.core.errors import CheckpointError, ConfigError
-from coterie.core.toml import to_toml
+from coterie.core.errors import ConfigError
 from coterie.data.distance import class_counts, input_distances, label_distances, label_distances_by_chance
 from coterie.data.federation import Federation, SplitName
-from coterie.evaluation import Benefit
-from coterie.evaluation.benefit import with_current_verdicts
 from coterie.evaluation.metrics import mean
 from coterie.experiment.config import Config
 from coterie.experiment.debugging import debugging
@@ -30,10 +26,10 @@ from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Data, Model, Setup
-from coterie.experiment.several.compare import Methods, Trials, prepare_trials
+from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.candidates import Train, train_until
-from coterie.experiment.tuning.choice import Choice, choose
-from coterie.experiment.tuning.evidence import Difference, Evidence, evidence_of
+from coterie.experiment.tuning.choice import choose
+from coterie.experiment.tuning.evidence import Evidence, evidence_of
 from coterie.experiment.tuning.folds import folds_of
 from coterie.experiment.tuning.halving import rounds_trained
 from coterie.experiment.tuning.panel import (
@@ -47,9 +43,16 @@ from coterie.experiment.tuning.panel import (
     together,
     write_scored,
 )
+from coterie.experiment.tuning.recommendation import Cost, Look, Recommendation, write
 from coterie.experiment.tuning.search import MethodSearch
-from coterie.experiment.tuning.tune import Searches, given_names, run_searches, searches_of, with_local
-from coterie.storage import files
+from coterie.experiment.tuning.tune import (
+    Searches,
+    given_names,
+    run_searches,
+    say_who_stops,
+    searches_of,
+    with_local,
+)
 
 TRIALS = 6
 FOLDS = 3
@@ -57,70 +60,8 @@ KNOWN: tuple[SplitName, ...] = ("train", "validation")  # the parts that a recom
 # What does not belong into a file that other machines take unchanged.
 OF_THIS_MACHINE = (
     *("engine", "compile", "workers", "debug", "memory", "device", "checkpoint_every", "data_dir", "reference"),
+    *("callbacks", "sections"),
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """What the sites have; distances are medians over the sites, beside what chance would give."""
-
-    sites: int
-    least: int  # examples of the smallest site, test examples not counted
-    median: int
-    most: int
-    labels: tuple[float, float] | None  # None: a regression, or nobody has looked
-    inputs: tuple[float, float] | None  # None: as labels, nobody has looked
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a whole run of a method costs."""
-
-    bytes_a_site: float
-    minutes: float  # of training, on this machine
-
-
-@dataclasses.dataclass(frozen=True)
-class Recommendation:
-    """What `coterie.recommend` found.
-
-    Attributes:
-        method: the method to use; "local" if nothing is known to beat training alone.
-        settings: of `coterie.run`, for this method as it was tuned.
-        look: what the sites have.
-        choice: scores, differences, and who gains and loses.
-        costs: of a whole run, by method.
-        left_out: methods that were not tried, and why.
-        budget: the rounds of training that each method had in the search of each fold.
-        folds: how often examples were held out.
-        metric: what was compared.
-        path: the file with the settings, if there is one.
-    """
-
-    method: str
-    settings: dict[str, Any]
-    look: Look
-    choice: Choice
-    costs: dict[str, Cost]
-    left_out: dict[str, str]
-    budget: int
-    folds: int
-    metric: str
-    path: Path | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        about = dataclasses.asdict(dataclasses.replace(self, path=None, choice=None))  # type: ignore[arg-type]
-        choice = {
-            field.name: getattr(self.choice, field.name)
-            for field in dataclasses.fields(Choice)
-            if field.name not in ("benefit", "over_local", "over_second")
-        }
-        choice["over_local"] = {label: dataclasses.asdict(each) for label, each in self.choice.over_local.items()}
-        choice["over_second"] = None if self.choice.over_second is None else dataclasses.asdict(self.choice.over_second)
-        choice["benefit"] = None if self.choice.benefit is None else self.choice.benefit.to_json()
-        del about["path"]
-        return {"format": 1, **about, "choice": choice}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +129,13 @@ def recommend(
         ConfigError: settings are wrong; it lists every problem.
         DataError: the data are missing or malformed, or a client has too few examples.
         CheckpointError: `out` holds something else.
+
+    Examples:
+        >>> import coterie
+        >>> advice = coterie.recommend("hospitals", ["local", "fedavg"], model="linear", trials=1, folds=2, rounds=2)
+        >>> advice.method in ("local", "fedavg")
+        True
+        >>> result = coterie.run(**advice.settings)
     """
     panel = prepare_panel(data, methods, trials=trials, folds=folds, model=model, head=head, **settings)
     return run_panel(panel, Path(out) if out is not None else None, progress=progress)
@@ -276,9 +224,12 @@ class Here:
         return look_at(self.panel.setup.federation, self.panel.setup.config.seed)
 
 
-def run_panel(panel: Panel, out: Path | None, *, progress: Heard = None, place: Place | None = None) -> Recommendation:
-    """Try the panel, as far as `out` does not have it, and choose; see `recommend`."""
+def run_panel(
+    panel: Panel, out: Path | None, *, progress: Heard = None, place: Place | None = None, report: bool = True
+) -> Recommendation:
+    """Try the panel, as far as `out` does not have it, and choose; see `recommend`. `report`: write its page, too."""
     tell, place = listener(progress), place or Here(panel)
+    say_who_stops(panel.setup.config, tell)
     setup = panel.setup
     temporary = tempfile.TemporaryDirectory(prefix="coterie-recommend-") if out is None else nullcontext(str(out))
     with debugging(setup.config), temporary as scratch:
@@ -309,50 +260,11 @@ def run_panel(panel: Panel, out: Path | None, *, progress: Heard = None, place: 
         )
         if out is not None:
             write(found, out)
+            if report and setup.config.report:
+                from coterie.experiment.run import write_report
+
+                write_report(out, [out], tell)
     return found
-
-
-def write(found: Recommendation, out: Path) -> None:
-    """Write what was found into a folder."""
-    files.write_text(out / "federation.toml", to_toml(found.settings))
-    files.write_json(out / "recommendation.json", found.to_json())
-
-
-def read_recommendation(out: Path) -> Recommendation:
-    """Read what `write` wrote.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    path = out / "recommendation.json"
-    told = files.read_json(path)
-    try:
-        choice = told["choice"]
-        over_local = {label: _difference(each) for label, each in choice["over_local"].items()}
-        over_second = None if choice["over_second"] is None else _difference(choice["over_second"])
-        made = Choice(**{**choice, "over_local": over_local, "over_second": over_second, "benefit": None})
-        if choice["benefit"] is not None:
-            values = {field.name: choice["benefit"][field.name] for field in dataclasses.fields(Benefit)}
-            made = dataclasses.replace(made, benefit=Benefit(**with_current_verdicts(values)))
-        look = Look(
-            **{**told["look"], "labels": _pair(told["look"]["labels"]), "inputs": _pair(told["look"]["inputs"])}
-        )
-        costs = {label: Cost(**each) for label, each in told["costs"].items()}
-        known = {key: told[key] for key in ("method", "settings", "left_out", "budget", "folds", "metric")}
-        return Recommendation(**known, look=look, choice=made, costs=costs, path=out / "federation.toml")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"'{path}' is not a recommendation of this version: {error}") from error
-
-
-def _difference(values: Mapping[str, float | None]) -> Difference:
-    return Difference(**{key: math.nan if value is None else value for key, value in values.items()})
-
-
-def _pair(values: Sequence[float | None] | None) -> tuple[float, float] | None:
-    if values is None:
-        return None
-    low, high = (math.nan if value is None else value for value in values)
-    return low, high
 
 
 def _fold(panel: Panel, k: int, folder: Path, tell: Progress, choices: Choices, place: Place) -> dict[str, Scored]:

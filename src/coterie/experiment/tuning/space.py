@@ -15,6 +15,7 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import suggest
 from coterie.core.search import Search, Unsearched
+from coterie.core.wrapped import plain, with_plain
 from coterie.experiment.setup import Setup
 from coterie.methods.fields import AnyMethod, Hyper, build, hyper_parameters
 from coterie.models import find_model
@@ -83,7 +84,7 @@ def space_of(method: AnyMethod, fixed: Sequence[str] = (), wanted: Mapping[str, 
                 problems.append(f"{name} has no range of its own: give one, such as --search {name}=0.1..10")
                 continue
             found = _as_whole(found, hyper)
-            problems += _misfits(name, found, type(method) if name in own else type(method.optimizer))  # type: ignore[attr-defined]
+            problems += _misfits(name, found, type(method) if name in own else type(_optimizer(method)))
             space[name] = found
         elif declared is not None and name not in fixed:
             space[name] = declared
@@ -141,7 +142,7 @@ def parse_wanted(texts: Sequence[str]) -> dict[str, Range | None]:
 def defaults_of(setup: Setup, space: Space) -> Values:
     """Return the values that a setup has for what is searched."""
     own, _ = _fields(setup.method)
-    optimizer = getattr(setup.method, "optimizer", None)
+    optimizer = _optimizer(setup.method)
     return {
         name: setup.config.model if name == MODEL else getattr(setup.method if name in own else optimizer, name)
         for name in space
@@ -154,7 +155,8 @@ def with_values(method: AnyMethod, values: Values) -> AnyMethod:
     mine = {name: value for name, value in values.items() if name in own}
     rest = {name: value for name, value in values.items() if name not in own and name != MODEL}
     if rest:
-        mine["optimizer"] = dataclasses.replace(method.optimizer, **rest)  # type: ignore[attr-defined]
+        around: Any = method.optimizer  # type: ignore[attr-defined]
+        mine["optimizer"] = with_plain(around, dataclasses.replace(plain(around), **rest))  # type: ignore[type-var]
     return dataclasses.replace(method, **mine)  # type: ignore[type-var]
 
 
@@ -171,9 +173,15 @@ def format_value(value: Any) -> str:
 def _fields(method: AnyMethod) -> tuple[dict[str, Hyper], dict[str, Hyper]]:
     """Return the method's own hyper-parameters, and those of its optimiser that have other names."""
     own = {hyper.name: hyper for hyper in hyper_parameters(type(method))}
-    optimizer = getattr(method, "optimizer", None)
+    optimizer = _optimizer(method)
     others = hyper_parameters(type(optimizer)) if optimizer is not None else []
     return own, {hyper.name: hyper for hyper in others if hyper.name not in own}
+
+
+def _optimizer(method: AnyMethod) -> Any:
+    """Return the method's optimiser, without what is wrapped around it; None if it has none."""
+    optimizer = getattr(method, "optimizer", None)
+    return None if optimizer is None else plain(optimizer)
 
 
 def range_of(hyper: Hyper, *, by_type: bool) -> Range | None:

@@ -16,7 +16,7 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
-from coterie.experiment.config import TABLES
+from coterie.experiment.config import TABLES, Config
 from coterie.experiment.debugging import debugging
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
@@ -24,9 +24,10 @@ from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Data, Model, Setup
-from coterie.experiment.several.compare import Methods, Trials, prepare_trials, run_trials
+from coterie.experiment.several.compare import run_trials
 from coterie.experiment.several.compare_runs import compare_runs
 from coterie.experiment.several.comparison import Comparison
+from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.candidates import Train, without_test
 from coterie.experiment.tuning.halving import rounds_trained, rungs_of
 from coterie.experiment.tuning.journal import SearchFolder
@@ -44,6 +45,7 @@ Wanted = Mapping[str, Range | None] | Sequence[str]
 # Settings that change neither what a candidate scores nor which is chosen.
 NOT_OF_A_SEARCH = (
     *("engine", "compile", "workers", "debug", "memory", "checkpoint_every", "report", "track", "device", "bf16"),
+    *("early_stop", "callbacks", "sections"),  # of the runs that follow
 )
 
 
@@ -171,6 +173,14 @@ def tune(
         CheckpointError: `out` holds another search.
         DataError: the data are missing or malformed.
         CoterieError: Optuna is not installed, or no candidate of a method could be trained.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.tune(["fedavg"], "hospitals", model="linear", trials=2, rounds=2)
+        >>> found.best in ("local", "fedavg")
+        True
+        >>> list(found.values("fedavg"))  # what was searched, with the values that were chosen
+        ['lr']
     """
     found = prepare_searches(
         methods, data, trials=trials, search=search, halving=halving, model=model, head=head, **settings
@@ -255,6 +265,7 @@ def run_tuning(
         report: write a page about the search.
     """
     tell = listener(progress)
+    say_who_stops(searches.setup.config, tell)
     with _folder(out) as path:
         run_searches(searches, path, tell)
         best = searches.best
@@ -270,6 +281,12 @@ def run_tuning(
             if report and searches.setup.config.report:
                 write_page(path, tell)
     return Tuning(searches, best, comparison, out)
+
+
+def say_who_stops(config: Config, tell: Progress) -> None:
+    """Say that a search does not stop early, if its runs are to."""
+    if config.early_stop is not None or config.callbacks:
+        tell.say("A search trains all candidates as long; early_stop and callbacks are for the runs that follow it")
 
 
 def run_searches(
@@ -309,6 +326,12 @@ def compare_tuned(
         out: a folder for the runs, with the search in its folder `tuning`.
         progress: receives news.
         **settings: as for `coterie.compare`. Hyper-parameters that are given are not searched.
+
+    Examples:
+        >>> import coterie
+        >>> found = coterie.compare_tuned(["fedavg"], 2, "hospitals", model="linear", trials=2, rounds=2)
+        >>> found.methods
+        ('local', 'fedavg')
     """
     settings.setdefault("split_seed", first_seed(seeds, settings.get("seed")))
     prepared = prepare_trials(with_local(methods), seeds, data, **settings)

@@ -7,7 +7,8 @@
   const options = { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: false };
 
   // ---- Light and dark -------------------------------------------------------------------------------------------
-  const isDark = () => root.dataset.theme ? root.dataset.theme === "dark" : wanted.matches;
+  let paper = false;  // while the page is printed
+  const isDark = () => !paper && (root.dataset.theme ? root.dataset.theme === "dark" : wanted.matches);
   const recoloured = (value) => {
     if (typeof value === "string") return dark[value] || value;
     if (Array.isArray(value)) return value.map(recoloured);
@@ -19,7 +20,10 @@
   const remember = (theme) => { try { localStorage.setItem("coterie-theme", theme); } catch { /* a file may not */ } };
   const recall = () => { try { return localStorage.getItem("coterie-theme"); } catch { return null; } };
   const button = document.getElementById("theme");
-  const show = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  const show = () => {
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.ariaLabel = `${button.textContent} theme`;
+  };
   if (["light", "dark"].includes(recall())) root.dataset.theme = recall();
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
@@ -33,15 +37,19 @@
 
   // ---- Figures --------------------------------------------------------------------------------------------------
   // A state's traces are laid over those of the figure: what it does not say stays as it is.
+  const placeOf = (name) => document.querySelector(`[data-figure="${CSS.escape(name)}"] .plot`);
   const draw = (name) => {
-    const figure = figures[name], place = document.querySelector(`[data-figure="${CSS.escape(name)}"] .plot`);
+    const figure = figures[name], place = placeOf(name);
     const state = figure.states[figure.at];
     let data = figure.data, layout = { ...figure.layout };
     if (state) {
       data = state.traces.map((trace, k) => ({ ...data[k], ...trace }));
       if (state.axis) layout.yaxis = { ...layout.yaxis, title: { ...layout.yaxis.title, text: state.axis } };
     }
-    if (place.clientWidth < 480) {
+    if (paper) {
+      layout.width = place.closest(".half") ? HALF_OF_PAPER : PAPER;
+      if ((layout.yaxis || {}).scaleanchor) layout.height = Math.min(layout.height, layout.width + 60);
+    } else if (place.clientWidth < 480) {
       layout.margin = { ...layout.margin, r: 6 };
       if ((layout.yaxis || {}).scaleanchor) layout.height = Math.min(layout.height, place.clientWidth + 40);
       place.style.height = `${layout.height}px`;
@@ -49,17 +57,39 @@
     const colours = (value) => isDark() ? recoloured(value) : structuredClone(value);
     return Plotly.react(place, colours(data), colours(layout), options);
   };
-  // One after the other, from the top, with a breath between: the page answers while it draws.
+  // One after the other, those on the screen first; the others follow, the nearest first, while nothing else is to do.
+  const distance = (name) => {
+    const box = placeOf(name).getBoundingClientRect();
+    return Math.max(0, box.top - window.innerHeight, -box.bottom);
+  };
+  const idle = window.requestIdleCallback || ((next) => setTimeout(next));
   let turn = 0;
   const drawAll = async () => {
-    const mine = ++turn;
-    for (const name of window.Plotly ? Object.keys(figures) : []) {
+    const mine = ++turn, left = window.Plotly ? Object.keys(figures) : [];
+    while (left.length) {
+      left.sort((a, b) => distance(a) - distance(b));
+      const seen = distance(left[0]) === 0;
+      if (!seen) performance.mark("coterie-screen-drawn");
+      await new Promise((next) => seen ? setTimeout(next) : idle(next, { timeout: 300 }));
       if (mine !== turn) return;
-      await draw(name);
-      await new Promise((next) => setTimeout(next));
+      await draw(left.shift());
     }
-    root.dataset.drawn = isDark() ? "dark" : "light";
+    if (mine === turn) root.dataset.drawn = isDark() ? "dark" : "light";
   };
+
+  // On paper: all figures, light, and as wide as a card on A4 or Letter is.
+  const PAPER = 648, HALF_OF_PAPER = 296;
+  window.addEventListener("beforeprint", () => {
+    paper = true;
+    turn++;
+    if (window.Plotly) Object.keys(figures).forEach(draw);
+  });
+  window.addEventListener("afterprint", () => {
+    paper = false;
+    delete root.dataset.drawn;
+    if (window.Plotly) Object.keys(figures).forEach((name) => Plotly.purge(placeOf(name)));  // or it keeps the width
+    drawAll();
+  });
 
   document.querySelectorAll("[data-control]").forEach((control) => {
     control.addEventListener("input", () => {
