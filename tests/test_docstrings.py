@@ -14,8 +14,8 @@ import coterie
 from coterie import flower
 
 SHOWN = (
-    *("attack", "compare", "compare_runs", "compare_tuned", "export", "from_clients", "load", "onboard", "plan"),
-    *("recommend", "resume", "run", "tune"),
+    *("attack", "compare", "compare_runs", "compare_tuned", "export", "from_clients", "load", "lora", "metric"),
+    *("onboard", "plan", "recommend", "resume", "run", "tune"),
 )
 SLOW = ("Result.benefit", "attack", "compare", "compare_tuned", "recommend", "tune")  # which train several federations
 QUICK: dict[str, Any] = {"model": "linear", "rounds": 2, "engine": "loop", "compile": False, "workers": 1}

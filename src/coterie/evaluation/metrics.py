@@ -62,6 +62,15 @@ def metric(
         better: `max` if larger values are better, `min` if smaller ones are.
         low: the smallest value that it can have.
         high: the largest.
+
+    Examples:
+        >>> import coterie
+        >>> @coterie.metric(better=max, low=0, high=1)
+        ... def top_two(outputs, y):  # one client's outputs, [examples, classes], and labels
+        ...     return (outputs.topk(2).indices == y[:, None]).any(1).double().mean()
+        >>> result = coterie.run("fedavg", "hospitals", model="linear", rounds=1, metric=top_two)
+        >>> "test_top_two" in result.clients[0]
+        True
     """
     if better not in (max, min) or not low < high:
         raise ConfigError(["a metric needs better=max or better=min, and a low end below its high end"])

@@ -112,7 +112,8 @@ class Config(BaseModel):
         None, description="balanced: every class of a client counts the same in training"
     )
     augment: str | None = Field(
-        None, description="change images at random in training: flip,crop:4,rotate:10,brightness,contrast,noise"
+        None,
+        description="change images at random in training: flip, crop:4, rotate:10, brightness, contrast, noise",
     )
     model: str = Field("mlp", description="which network, or your own as package.module:factory")
     models: list[str] | None = Field(

@@ -22,7 +22,7 @@ from coterie.methods import METHODS
 AnyMethod = Method[Any, Any, Any, Any]
 # Settings of a run that some methods have an option of the same name beside. Theirs is then `method_epsilon`, as a
 # keyword and a flag; in the table [hyper] of a file, an option has its own name.
-TAKEN = frozenset({"privacy", "epsilon", "delta", "noise", "clip"})
+TAKEN = frozenset({"privacy", "epsilon", "delta", "noise", "clip", "models", "levels"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,6 +180,13 @@ def lora(
 
     Raises:
         ConfigError: no layer has such a name.
+
+    Examples:
+        >>> import torch, coterie
+        >>> model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU(), torch.nn.Linear(100, 2))
+        >>> adapted = coterie.lora(model, rank=2)
+        >>> sum(p.numel() for p in adapted.parameters() if p.requires_grad)  # 2 x 100 + 100 x 2, and the head's 202
+        602
     """
     return LoRA(rank, alpha, tuple(layers), freeze_a)(module, head)
 
