@@ -112,6 +112,29 @@ def test_penalised_training_finds_the_closed_form_minimiser(strength: float) -> 
     torch.testing.assert_close(torch.cat([theta["weight"][0], theta["bias"]]).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_penalty_sees_the_parameters_and_then_the_anchor_with_and_without_a_penalty_of_features() -> None:
+    task, x, y = linear_regression()
+    data = batches_of(x, y, torch.arange(12).reshape(3, 4), torch.ones(3, 4))
+    anchor = tree.map(lambda leaf: leaf + 1, task.init())
+
+    def penalty(params: Params, anchor: Any) -> Tensor:  # not symmetric: it pulls to half of the anchor
+        return tree.sqdist(params, tree.scale(anchor, 0.5))
+
+    def nothing(features: Tensor, batch: Batch, anchor: Any) -> Tensor:
+        return torch.zeros(())
+
+    plain, _ = train(task, SGD(0.1), task.init(), data, penalty, anchor)
+    beside, _ = train(task, SGD(0.1), task.init(), data, penalty, anchor, feature_penalty=nothing)
+    without, _ = train(task, SGD(0.1), task.init(), data)
+    torch.testing.assert_close(beside, plain)
+    first = task.init()
+    expected = tree.map(lambda p, a: p - 0.1 * 2 * (p - a / 2), first, anchor)  # the penalty's part of the first step
+    one, _ = train(task, SGD(0.1), first, data.first_steps(1), penalty, anchor)
+    alone, _ = train(task, SGD(0.1), first, data.first_steps(1))
+    torch.testing.assert_close(tree.map(lambda a, b, p: a - b + p, one, alone, first), expected)
+    assert not torch.allclose(plain["weight"], without["weight"])
+
+
 def test_quadratic_has_its_value_and_gradient() -> None:
     params, centre = {"w": torch.tensor([3.0, 1.0])}, {"other": torch.ones(1), "w": torch.tensor([1.0, 2.0])}
     gradient, value = torch.func.grad_and_value(quadratic_penalty)(params, (centre, torch.tensor(0.5)))

@@ -1,7 +1,7 @@
 import torch
 
 from coterie import testing
-from coterie.core.method import Newcomer
+from coterie.core.method import Newcomer, Population
 from coterie.core.optimizers import SGD
 from coterie.engine import Engine
 from coterie.methods import FedAvg, FedBN
@@ -48,3 +48,9 @@ def test_a_newcomer_trains_its_normalisation_layers_alone():
 def test_without_normalisation_layers_a_newcomer_trains_as_everybody_does():
     task = testing.task(norm=False)
     assert FedBN().onboard(task, Newcomer(task.init(), task.init()), torch.tensor([4]), None).only is None
+
+
+def test_it_warns_of_models_in_which_it_is_fedavg():
+    task, bare = testing.task(), testing.kit.task(norm=False)
+    assert FedBN().cautions(task, Population(4, 4, task)) == []
+    assert "no normalisation layers" in FedBN().cautions(bare, Population(4, 4, bare))[0]

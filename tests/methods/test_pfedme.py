@@ -106,3 +106,19 @@ def test_the_server_extrapolates_parameters_and_never_buffers():
     )
     new = PFedMe(beta=2.0).aggregate({"w": torch.tensor([1.0]), "var": torch.tensor([1.0])}, torch.arange(2), ups)
     torch.testing.assert_close(new, {"w": torch.tensor([7.0]), "var": torch.tensor([0.2])})
+
+
+def test_by_default_the_step_of_w_is_that_of_a_plain_step_of_descent():
+    """To first order: with lambda (theta - w) from K exact steps, eta = a / (1 - (1 - a lambda)^K)."""
+    steps = 3
+    sim = simulation(PFedMe(SGD(A), lam=LAM, prox_steps=steps), steps=1)
+    w = flat(sim.state.server)
+    sim.train(1, STACKED)
+    eta, moved = A / (1 - (1 - A * LAM) ** steps), []
+    for hessian, linear in zip(hessians(), linear_terms(), strict=True):
+        theta = w
+        for _ in range(steps):
+            theta = theta - A * (hessian @ theta - linear + LAM * (theta - w))
+        moved.append(w - eta * LAM * (w - theta))
+    expected = sum(s * each for s, each in zip(SHARE, moved, strict=True))
+    torch.testing.assert_close(flat(sim.state.server), expected, rtol=1e-9, atol=1e-12)
