@@ -42,6 +42,7 @@ ABOUT_MORE = {
     "deploy/test_guide": "docs/deploy.md",
     "compute/test_pace": "learning rates with a schedule in compiled steps",
     "methods/test_schedules": "every method under a schedule",
+    "methods/test_told_losses": "what every method tells of its training",
     "experiment/take_home/test_silos": "what a site with a file of its own takes home",
     "models/test_models": "every network that has a name",
     "report/test_browser": "the page in a real browser",

@@ -13,7 +13,7 @@ from coterie.core.errors import ConfigError
 from coterie.data.minibatches import Plan
 from coterie.engine import Central, Engine, in_order
 from coterie.engine.engine import chunks
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.experiment.simulation import Simulation
 from coterie.methods import METHODS, PFedVMP
 from coterie.parts.mixtures import Losses, epsilon_greedy

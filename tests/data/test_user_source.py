@@ -10,7 +10,7 @@ from coterie.core.errors import ConfigError, DataError
 from coterie.core.extensions import GROUPS
 from coterie.data import Pool, load
 from coterie.data.loading import is_known
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import prepare
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "reference": False, "report": False}

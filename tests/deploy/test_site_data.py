@@ -2,7 +2,7 @@ import pytest
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.deploy.site_data import site_data
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 
 
 def test_a_sites_own_csv(tmp_path):

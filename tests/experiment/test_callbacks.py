@@ -6,7 +6,7 @@ import torch
 import coterie
 from coterie.core.errors import ConfigError, CoterieError, CoterieWarning
 from coterie.core.toml import read_toml
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import prepare
 from coterie.storage.run_folder import RunFolder
 from tests.cli.commands import cli

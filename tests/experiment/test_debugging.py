@@ -13,7 +13,7 @@ import coterie
 from coterie.compute.cpu import cores
 from coterie.core.errors import ConfigError, CoterieWarning
 from coterie.core.toml import read_toml
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.methods import FedAvg
 from coterie.storage import files
 from tests.experiment.conftest import two_kinds

@@ -14,7 +14,8 @@ import coterie
 from coterie.core.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
 from coterie.core.toml import read_toml, to_toml
 from coterie.core.units import parse_bytes
-from coterie.experiment.config import Config, default_out, resolve
+from coterie.experiment.config import Config
+from coterie.experiment.resolve import default_out, resolve
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAvg, FedMAP, FedProx

@@ -12,7 +12,8 @@ from coterie.core.errors import ConfigError
 from coterie.data.minibatches import Plan
 from coterie.data.partition import PARTITIONS
 from coterie.engine import Engine
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config
+from coterie.experiment.resolve import resolve
 from coterie.experiment.settings import find_setting, over, settings
 from coterie.experiment.setup import prepare
 from coterie.experiment.several.trials import prepare_trials

@@ -10,8 +10,8 @@ from coterie.core.schedules import Cosine, Warmup
 from coterie.core.toml import read_toml
 from coterie.core.wrapped import Clipped, Paced
 from coterie.engine.samplers import BySize
-from coterie.experiment.config import resolve
-from coterie.experiment.run import local_like
+from coterie.experiment.execute import local_like
+from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import prepare
 from coterie.methods import FedAMP, FedAvg
 from coterie.parts.server_optimizers import FedAdam

@@ -16,7 +16,7 @@ from coterie.core.optimizers import SGD, Adam
 from coterie.core.task import Task
 from coterie.data import Federation, from_clients
 from coterie.data.minibatches import Plan
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import prepare
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedAMP, HeurFedAMP, Local

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from coterie.core.errors import ConfigError, CoterieWarning
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.report import write
 from coterie.report.block import ControlState, Note, Picture, Section, Table
 from coterie.report.figure import Figure

@@ -17,7 +17,7 @@ from coterie.cli.run import Quiet, describe, measures, schema_lines
 from coterie.cli.tables import print_comparison
 from coterie.cli.tune_tables import chosen_table, importance_lines, plan_lines
 from coterie.core.errors import ConfigError
-from coterie.experiment.config import default_out
+from coterie.experiment.resolve import default_out
 from coterie.experiment.several.compare import run_trials
 from coterie.experiment.several.compare_runs import compare_runs
 from coterie.experiment.several.trials import prepare_trials

@@ -16,7 +16,7 @@ from coterie.core.extensions import about_entry, added, suggest
 from coterie.data import SOURCES
 from coterie.data.loading import is_known
 from coterie.data.partition import PARTITIONS
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.experiment.settings import find_setting, settings
 from coterie.experiment.setup import make_federation
 from coterie.storage import files

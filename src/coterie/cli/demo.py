@@ -15,7 +15,7 @@ from coterie.cli.recommend_words import look_lines, panel_table, plan_lines, sen
 from coterie.cli.run import Quiet, describe
 from coterie.cli.tables import print_result
 from coterie.core.toml import read_toml
-from coterie.experiment.config import default_out
+from coterie.experiment.resolve import default_out
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.experiment.tuning.recommend import look_at, prepare_panel, run_panel

@@ -17,7 +17,7 @@ from coterie.cli.progress import watch
 from coterie.cli.recommend_words import look_lines, panel_table, plan_lines, sentences
 from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe, measures, schema_lines
-from coterie.experiment.config import default_out
+from coterie.experiment.resolve import default_out
 from coterie.experiment.tuning.panel import PANEL
 from coterie.experiment.tuning.recommend import FOLDS, TRIALS, look_at, prepare_panel, run_panel
 from coterie.experiment.tuning.recommendation import Recommendation

@@ -20,8 +20,9 @@ from coterie.core.errors import ConfigError
 from coterie.data import Federation
 from coterie.data.tables.schema import schema_from_dict
 from coterie.experiment import training_settings
-from coterie.experiment.config import Config, default_out
+from coterie.experiment.config import Config
 from coterie.experiment.plan import first_look
+from coterie.experiment.resolve import default_out
 from coterie.experiment.run import run_setup, with_profile
 from coterie.experiment.setup import Setup, prepare
 from coterie.profiling import recording

@@ -17,7 +17,7 @@ from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe, measures, schema_lines
 from coterie.cli.tables import print_comparison
 from coterie.cli.tune_tables import chosen_table, importance_lines, plan_lines
-from coterie.experiment.config import default_out
+from coterie.experiment.resolve import default_out
 from coterie.experiment.tuning.tune import TRIALS, prepare_searches, run_tuning
 
 METHODS = "fedavg,fedmap"

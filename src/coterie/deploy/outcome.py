@@ -17,10 +17,11 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import report_data, stopping
 from coterie.experiment.conclude import finish
+from coterie.experiment.execute import write_models
 from coterie.experiment.progress import Silent
 from coterie.experiment.records import table_rows
 from coterie.experiment.result import Result
-from coterie.experiment.run import write_models, write_report
+from coterie.experiment.run import write_report
 from coterie.experiment.setup import Setup
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt

@@ -51,10 +51,10 @@ from coterie.engine import Central, make_peers
 from coterie.evaluation.scoring import default_metric
 from coterie.experiment.conclude import write_tables
 from coterie.experiment.config import Config
+from coterie.experiment.execute import local_like
 from coterie.experiment.privacy import install as privacy
 from coterie.experiment.records import better, round_record, score_of
 from coterie.experiment.result import Result
-from coterie.experiment.run import local_like
 from coterie.experiment.setup import Model, Setup
 from coterie.experiment.simulation import Round, Simulation
 from coterie.experiment.stopping import Stop, early_stop

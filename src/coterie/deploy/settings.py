@@ -18,7 +18,8 @@ from coterie.data.loading import is_known
 from coterie.deploy.contract import Rules
 from coterie.deploy.schema import MAX_FOLDS, MAX_TRIALS
 from coterie.deploy.secure import agreement
-from coterie.experiment.config import TABLES, Config, resolve
+from coterie.experiment.config import TABLES, Config
+from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import optimizer_of
 from coterie.methods.fields import AnyMethod, values_of
 

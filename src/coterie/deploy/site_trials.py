@@ -25,7 +25,7 @@ from coterie.deploy.store import Store
 from coterie.deploy.work import LOOP, Private, Workbench, reported
 from coterie.evaluation import Predictions
 from coterie.evaluation.scoring import names_of
-from coterie.experiment.config import method_of
+from coterie.experiment.resolve import method_of
 from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.evidence import LOCAL, evidence_of
 from coterie.experiment.tuning.folds import folds_of

@@ -28,9 +28,9 @@ from coterie.deploy.work import Workbench
 from coterie.engine import make_peers
 from coterie.experiment import stopping
 from coterie.experiment.conclude import write_tables
+from coterie.experiment.execute import local_like
 from coterie.experiment.privacy.install import Installed
 from coterie.experiment.result import Result
-from coterie.experiment.run import local_like
 from coterie.experiment.setup import Setup
 from coterie.storage import files
 from coterie.storage.run_folder import RunFolder, safe_name

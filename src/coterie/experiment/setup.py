@@ -31,12 +31,13 @@ from coterie.evaluation.metrics import Metric, add
 from coterie.evaluation.scoring import default_metric, names_of
 from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment.building import completed
-from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config, flags, resolve
+from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config
 from coterie.experiment.mixed import OWN_MODELS, Mixed, Models, check_method, grouped, of_clients, spelled
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
 from coterie.experiment.privacy.site_level import Shares
 from coterie.experiment.references import check as check_table
+from coterie.experiment.resolve import flags, resolve
 from coterie.experiment.settings import named_by
 from coterie.experiment.silos import options
 from coterie.experiment.training_settings import clipping_of

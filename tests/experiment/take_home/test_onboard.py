@@ -10,8 +10,8 @@ from coterie.core import rng, tree
 from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.task import Task
 from coterie.evaluation import score
+from coterie.experiment.execute import execute
 from coterie.experiment.progress import Silent
-from coterie.experiment.run import execute
 from coterie.experiment.setup import prepare
 from coterie.experiment.take_home.onboard import Finished, grown, join, onboard, open_run
 from coterie.parts.class_moments import centroid_head

@@ -15,7 +15,8 @@ from coterie.cli.flower.require import require_flower
 from coterie.cli.request import Request
 from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config
+from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import optimizer_of, sort_settings
 from coterie.methods.fields import values_of
 

@@ -21,7 +21,8 @@ from coterie.cli.recommend import print_found
 from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe
 from coterie.core.errors import ConfigError
-from coterie.experiment.config import TABLES, Config, default_out
+from coterie.experiment.config import TABLES, Config
+from coterie.experiment.resolve import default_out
 from coterie.experiment.setup import prepare, sort_settings
 from coterie.experiment.tuning.panel import PANEL
 from coterie.experiment.tuning.recommend import FOLDS, TRIALS

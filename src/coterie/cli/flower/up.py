@@ -17,7 +17,8 @@ from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe
 from coterie.cli.tables import print_result
 from coterie.core.errors import ConfigError
-from coterie.experiment.config import Config, default_out
+from coterie.experiment.config import Config
+from coterie.experiment.resolve import default_out
 from coterie.experiment.setup import prepare
 
 Limit = Annotated[float, typer.Option(help="give up after this many seconds", metavar="SECONDS")]

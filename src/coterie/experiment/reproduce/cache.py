@@ -25,7 +25,8 @@ import numpy as np
 from coterie import __version__
 from coterie.core.errors import CheckpointError
 from coterie.data import SOURCES
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config
+from coterie.experiment.resolve import resolve
 from coterie.experiment.result import Result
 from coterie.experiment.setup import optimizer_of, sort_settings
 from coterie.experiment.several.compare import SETTINGS_NOT_COMPARED
