@@ -50,6 +50,14 @@ def test_what_is_not_there_is_said_in_words(package):
             find("schedule", name, KNOWN)
 
 
+def test_a_misspelt_name_with_options_is_no_import_path(package):
+    for text in ("constnt:value=2", "constnt:2", "constnt:0.5"):
+        with pytest.raises(ConfigError, match=r"no schedule 'constnt' \(did you mean 'constant'\?\)"):
+            with_options("schedule", text, KNOWN)
+    with pytest.raises(ConfigError, match="no callback 'often'; give an import path, package.module:name"):
+        with_options("callback", "often", {})
+
+
 def test_a_package_adds_methods_and_models(tmp_path, monkeypatch):
     import torch
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import grad
 
 from coterie.core.errors import ConfigError
-from coterie.core.losses import LOSSES, find_loss
+from coterie.core.losses import LOSSES, check_name, find_loss
 from coterie.core.targets import Classes, Labels, Numbers, Ordered
 from coterie.core.task import Task, make_task
 
@@ -98,6 +98,7 @@ def test_a_loss_of_ones_own_is_found_by_its_path_with_options():
     outputs, y = torch.tensor([[2.0]]), torch.zeros(1)
     assert find_loss("tests.core.test_losses:cubed", NUMBERS)(outputs, y) == 8
     assert find_loss("tests.core.test_losses:cubed:scale=0.5", NUMBERS)(outputs, y) == 4
+    assert find_loss("tests.core.test_losses:cubed:0.5", NUMBERS)(outputs, y) == 4
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,8 @@ def test_a_loss_of_ones_own_is_found_by_its_path_with_options():
         ("focal:gamma=-1", CLASSES, "greater than or equal to 0"),
         ("focal:delta=1", CLASSES, "no option 'delta'; its options are gamma=2.0"),
         ("focal:2", CLASSES, "focal:name=value"),
+        ("tests.core.test_losses:cubed:scal=2", NUMBERS, r"no option 'scal' \(did you mean 'scale'\?\)"),
+        ("tests.core.test_losses:cubed:scale=much", NUMBERS, "scale = 'much': .*valid number"),
         ("tests.core.test_losses:nothing", CLASSES, "cannot be imported"),
         ("tests.core.test_losses:CLASSES", CLASSES, "not a function"),
     ],
@@ -128,3 +131,9 @@ NOTHING = 3
 def test_a_loss_that_is_not_one_number_an_example_is_found_before_training():
     with pytest.raises(ValueError, match="one number an example"):
         make_task(nn.Linear(2, 1), NUMBERS, None, torch.zeros(2, 2), loss=summed)
+
+
+def test_options_of_ones_own_are_checked_with_everything_else():
+    with pytest.raises(ConfigError, match="no option 'scal'"):
+        check_name("tests.core.test_losses:cubed:scal=2")
+    check_name("tests.core.test_losses:cubed:scale=2")

@@ -131,6 +131,12 @@ def test_a_function_of_ones_own_from_python_and_resumed(tmp_path):
     assert coterie.resume(tmp_path / "own", augment=shifted).mean("accuracy") == own.mean("accuracy")
 
 
+def test_a_number_may_have_its_name():
+    assert find_augmentation("crop:pixels=2,flip:0.3") == find_augmentation("crop:2,flip:chance=0.3")
+    with pytest.raises(ConfigError, match="crop:pixels=1"):
+        find_augmentation("crop:chance=2")
+
+
 def test_what_is_wrong_is_said_at_once():
     with pytest.raises(ConfigError, match=r"no augmentation 'flop' \(did you mean 'flip'\?\)(.|\n)*crop:x': give one"):
         find_augmentation("flop,crop:x")

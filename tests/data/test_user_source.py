@@ -60,6 +60,19 @@ def refuses():
 def nothing(): ...
 
 
+def times():
+    return {
+        name: (x, torch.stack([x[:, 0].abs() + 0.1, (x[:, 1] < 1).float()], 1))
+        for name, (x, _) in pairs().items()
+        for x in [torch.as_tensor(x)]
+    }
+
+
+def labels():
+    x = torch.cat([torch.as_tensor(x) for x, _ in pairs().values()])
+    return x, (x[:, :2] > 0).float()
+
+
 def odd():
     return [pairs()["site 0"], 3]
 
@@ -99,6 +112,15 @@ def test_a_pool_is_divided_by_a_partition():
     numbers = load(f"{NAME}:one_pair", 0, partition="iid", clients=3)
     assert numbers.num_classes is None
     assert numbers.y.dtype == torch.float32
+
+
+def test_targets_of_every_kind_come_from_a_source():
+    with_ends = prepare("fedavg", f"{NAME}:times", task="survival", horizons=[0.5, 1.0], model="linear")
+    assert with_ends.task.target == coterie.targets.Survival((0.5, 1.0))
+    labels = prepare("fedavg", f"{NAME}:labels", task="multilabel", partition="iid", clients=3, model="linear")
+    assert labels.task.kind == "multilabel"
+    with pytest.raises(ConfigError, match="horizons are for task = 'survival'"):
+        prepare("fedavg", f"{NAME}:times", task="cox", horizons=[0.5, 1.0], model="linear")
 
 
 def test_settings_of_a_division_apply_to_pools_only():

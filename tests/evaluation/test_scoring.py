@@ -201,3 +201,25 @@ def test_what_is_no_metric_is_refused_with_all_problems_at_once():
         add([auroc])
     with pytest.raises(ConfigError, match="better=max or better=min"):
         metric(better=sorted)
+
+
+def test_what_a_script_defines_is_not_written_down_as_a_path(monkeypatch):
+    """`python study.py` is `__main__`, which another process that resumes the run cannot import from."""
+    import sys
+
+    from coterie.experiment.setup import path_of
+
+    assert brier.path == "tests.evaluation.test_scoring:brier"
+    assert path_of(no_number.function) is None
+    assert path_of(score) == "coterie.evaluation.scoring:score"
+    in_script = metric(better=min)(lambda p, y: 0.0)
+    object.__setattr__(in_script, "name", "in_script")
+    in_script.function.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "in_script", in_script, raising=False)
+    assert in_script.path == "in_script"
+
+    def loss(outputs, y): ...
+
+    loss.__module__, loss.__qualname__ = "__main__", "loss"
+    monkeypatch.setattr(sys.modules["__main__"], "loss", loss, raising=False)
+    assert path_of(loss) is None

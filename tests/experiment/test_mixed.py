@@ -143,11 +143,25 @@ def test_models_of_ones_own_by_name_or_function(tmp_path):
     torch.testing.assert_close(coterie.load(tmp_path / "run", "site-4", model=small)(x), by_name.model("site-4")(x))
 
 
+def test_a_callback_sees_every_clients_own_model():
+    seen = {}
+
+    def look(run):
+        shown = {client: run.model(client)(run.examples(client)[0]) for client in run.clients}
+        seen[run.round] = {client: outputs.argmax(1) for client, outputs in shown.items()}
+
+    for method in MIXES:
+        result = run(method, TWO, callbacks=[look], rounds=1)
+        for i, client in enumerate(result.names):
+            x = data().x[data().split(i)["validation"]]
+            assert torch.equal(seen[1][client], result.model(client)(x).argmax(1)), (method, client)
+
+
 def test_words_name_a_model_for_every_client():
     names = ["north-1", "north-2", "south-1", "south-2"]
     assert assigned(["mlp", "cnn"], names) == ["mlp", "cnn", "mlp", "cnn"]
     assert assigned(["south-*=mlp:hidden=5", "linear", "cnn"], names) == ["linear", "cnn", *["mlp:hidden=5"] * 2]
-    with pytest.raises(ConfigError, match=r"no client is called east(.|\n)*'north-2' has none"):
+    with pytest.raises(ConfigError, match=r"no client is called east(.|\n)*nothing is said of north-2"):
         assigned(["north-1=mlp", "east=mlp", "south-*=mlp"], names)
 
 

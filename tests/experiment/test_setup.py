@@ -147,6 +147,13 @@ def test_what_does_not_suit_a_task_is_refused_in_words(data, settings, words):
         coterie.prepare("fedavg", data, **settings)
 
 
+def test_targets_of_another_shape_than_declared_are_refused():
+    federation = from_clients({f"site-{i}": (torch.randn(20, 3), torch.rand(20, 3)) for i in range(2)})
+    for target in (coterie.targets.Survival((0.5,)), Labels(("a", "b")), Cox()):
+        with pytest.raises(DataError, match=r"needs targets of shape \(2,\) for each example, not \(3,\)"):
+            coterie.run("fedavg", federation, target=target, rounds=1)
+
+
 def test_fedem_needs_losses_of_single_examples():
     with pytest.raises(CoterieError, match="FedEM asks which model fits an example best"):
         coterie.run("fedem", "survival-times", task="cox", rounds=1, **PLAIN)

@@ -82,7 +82,14 @@ def _option(hyper: Hyper) -> inspect.Parameter:
 
 
 def _metavar(hyper: Hyper) -> str:
-    words = {int: "INTEGER", float: "NUMBER", str: "TEXT", list[str]: "LIST", Any: "NAME[:OPTIONS]"}
+    words = {
+        int: "INTEGER",
+        float: "NUMBER",
+        str: "TEXT",
+        list[str]: "LIST",
+        list[float]: "LIST",
+        Any: "NAME[:OPTIONS]",
+    }
     return words.get(_base(hyper)) or hyper.allowed.replace(" ", "")
 
 

@@ -62,9 +62,8 @@ def find(kind: str, name: str, known: Mapping[str, T]) -> T:
         found = import_path(name, kind)
         return found
     names = list(dict.fromkeys([*known, *added(kind)]))
-    raise ConfigError(
-        [f"there is no {kind} '{name}'{suggest(name, names)}; there are {', '.join(names)}, or package.module:name"]
-    )
+    has = f"there are {', '.join(names)}, or" if names else "give an import path,"
+    raise ConfigError([f"there is no {kind} '{name}'{suggest(name, names)}; {has} package.module:name"])
 
 
 def with_options(kind: str, text: str, known: Mapping[str, T]) -> tuple[T, list[str]]:
@@ -77,8 +76,8 @@ def with_options(kind: str, text: str, known: Mapping[str, T]) -> tuple[T, list[
         ConfigError: there is no such thing, or it cannot be imported.
     """
     first, *words = text.split(":")
-    if first in known or first in added(kind) or not words:
-        return find(kind, first, known), words
+    if first in known or first in added(kind) or not words or not words[0].replace(".", "").isidentifier():
+        return find(kind, first, known), words  # a word such as `least=0.1` is no part of an import path
     return find(kind, f"{first}:{words[0]}", known), words[1:]
 
 

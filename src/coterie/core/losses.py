@@ -28,6 +28,7 @@ from torch import Tensor
 
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import with_options
+from coterie.core.options import parameters, with_given_options
 from coterie.core.targets import Target
 from coterie.core.targets.numbers import alike
 
@@ -135,33 +136,42 @@ def find_loss(text: str, target: Target) -> Loss:
     """
     found: Any
     found, words = with_options("loss", text, LOSSES)
-    options = _options(text, words)
     if isinstance(found, Mapping):
         if target.kind not in found:
             fits = ", ".join(name for name, kinds in LOSSES.items() if target.kind in kinds)
             has = f"there are {fits}" if fits else "it has only its own, or one of yours (package.module:function)"
             raise ConfigError([f"loss = '{text}': this is {target.words}; {has}"])
-        made: Loss = _build(text, found[target.kind], options)
+        made: Loss = _build(text, found[target.kind], words)
         return made
     if isinstance(found, type):
-        own: Loss = _build(text, found, options)
+        own: Loss = _build(text, found, words)
         return own
-    if not callable(found):
-        raise ConfigError([f"loss = '{text}': it is a {type(found).__name__}, not a function of outputs and targets"])
-    bare: Loss = found
-    return WithOptions(bare, tuple(sorted(options.items()))) if options else bare
+    return _function(text, found, words)
 
 
 def check_name(text: str) -> None:
     """Raise `ConfigError` unless there is a loss of this name; whether it suits the data is only known with them."""
     found, words = with_options("loss", text, LOSSES)
-    options = _options(text, words)
-    for loss in found.values() if isinstance(found, Mapping) else ():
-        _build(text, loss, options)
+    if isinstance(found, Mapping):
+        for loss in found.values():
+            _build(text, loss, words)
+    elif not isinstance(found, type):
+        _function(text, found, words)
 
 
-def _build(text: str, loss: type[Any], options: Mapping[str, Any]) -> Any:
-    known = inspect.signature(loss).parameters
+def _function(text: str, found: Any, words: Sequence[str]) -> Loss:
+    """Return a user's function with the options after its name: its parameters beside outputs and targets."""
+    if not callable(found):
+        raise ConfigError([f"loss = '{text}': it is a {type(found).__name__}, not a function of outputs and targets"])
+    bare: Loss = found
+    if not words:
+        return bare
+    made: Any = with_given_options("loss", text, bare, words, tuple(parameters(bare))[:2])
+    return WithOptions(bare, tuple(sorted(made.keywords.items())))
+
+
+def _build(text: str, loss: type[Any], words: Sequence[str]) -> Any:
+    known, options = inspect.signature(loss).parameters, _options(text, words)
     problems = [f"loss = '{text}': there is no option '{key}'; {_has(known)}" for key in options if key not in known]
     if problems:
         raise ConfigError(problems)
@@ -186,7 +196,7 @@ def _options(text: str, words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError([f"loss = '{text}': give options as in {text.partition(':')[0]}:name=value"])
+            raise ConfigError([f"loss = '{text}': give options as in {text.removesuffix(f':{word}')}:name=value"])
         try:
             options[key] = float(value)
         except ValueError:

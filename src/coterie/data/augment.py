@@ -139,11 +139,13 @@ def _one(text: str) -> Augment:
             raise ConfigError([f"augment = '{text}': a function of your own has no options"])
         return made  # type: ignore[no-any-return]
     try:
-        (number,) = map(float, words) if words else (None,)
+        (key,) = made.__dataclass_fields__
+        (number,) = [float(word.removeprefix(f"{key}=")) for word in words] if words else (None,)
         if number is not None and not 0 <= number < math.inf:
             raise ValueError
     except ValueError:
-        raise ConfigError([f"augment = '{text}': give one number, as in {text.partition(':')[0]}:1"]) from None
+        name = text.partition(":")[0]
+        raise ConfigError([f"augment = '{text}': give one number, as in {name}:1 or {name}:{key}=1"]) from None
     return found() if number is None else found(number)
 
 

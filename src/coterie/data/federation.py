@@ -320,6 +320,9 @@ def _check(federation: Federation) -> None:
     if federation.x.is_floating_point():
         bad = ~torch.isfinite(federation.x.flatten(1)).all(1)
         _blame_owner(federation, bad, "a missing or infinite value (NaN or Inf) in its inputs")
+    wanted, found = federation.target.shape, tuple(federation.y.shape[1:])
+    if federation.target.num_outputs is not None and wanted != found:
+        raise DataError(f"{federation.target.words} needs targets of shape {wanted} for each example, not {found}")
     _blame_owner(federation, *federation.target.misfits(federation.y))
 
 

@@ -19,7 +19,6 @@ from coterie.data.tasks import OF_COLUMNS
 from coterie.data.user_source import is_user_source, read_source
 
 DEFAULT_PARTITION = "dirichlet:0.3"  # for a file that does not name the owners of its examples
-WITHOUT_LABELS = ("iid", "natural", "merged", "quantity")  # partitions that work for a regression
 
 
 def is_known(data: str) -> bool:
@@ -136,7 +135,7 @@ def _deal(
     spec: str, pool: Pool, kept: np.ndarray, clients: int | None, seed: int, owner: np.ndarray | None
 ) -> list[Index] | dict[str, Index]:
     name = spec.partition(":")[0]
-    if pool.num_classes is None and name in partition.PARTITIONS and name not in WITHOUT_LABELS:
-        known = ", ".join(WITHOUT_LABELS)
+    if pool.num_classes is None and name in partition.PARTITIONS and name not in partition.WITHOUT_LABELS:
+        known = ", ".join(partition.WITHOUT_LABELS)
         raise DataError(f"partition = '{spec}' needs classes, but {pool.name} has none: use one of {known}")
     return partition.deal(spec, pool.y.numpy()[kept], clients, seed, owner=owner)

@@ -60,7 +60,7 @@ def with_task(federation: Federation, task: str | None, horizons: Sequence[float
         return federation
     if isinstance(given, Survival) and horizons and task in (None, "survival"):
         return replace(federation, declared=Survival(tuple(horizons)))
-    if horizons:
+    if horizons and task != "survival":
         raise ConfigError([f"horizons are for task = 'survival', and this is {federation.target.words}"])
     if task in (None, federation.kind):
         return federation

@@ -41,9 +41,9 @@ class Metric:
 
     @property
     def path(self) -> str:
-        """Where it is imported from or, if that is nowhere, its name."""
+        """Where it is imported from or, if that is nowhere (a script, a notebook), its name."""
         module = getattr(self.function, "__module__", None)
-        found = getattr(sys.modules.get(str(module)), self.name, None) is self
+        found = module != "__main__" and getattr(sys.modules.get(str(module)), self.name, None) is self
         return f"{module}:{self.name}" if found else self.name
 
     def __call__(self, predictions: Tensor, y: Tensor) -> Any:
@@ -126,7 +126,10 @@ def add(given: Sequence[str | Metric]) -> tuple[str, ...]:
             names.append(each)
             continue
         if isinstance(each, str) and ":" not in each and each not in added("metric"):
-            problems.append(f"metric = '{each}': give the import path of a metric of your own, package.module:name")
+            problems.append(
+                f"metric = '{each}': give the import path of a metric of your own, package.module:name, or give it in "
+                f"Python again (to coterie.resume, too), metric={each}"
+            )
             continue
         try:
             found: Any = find("metric", each, {}) if isinstance(each, str) else each

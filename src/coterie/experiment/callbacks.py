@@ -65,8 +65,9 @@ class RunView:
 
     def model(self, client: str) -> nn.Module:
         """Return a copy of the model that a client would deploy now, in evaluation mode."""
-        sim = self._sim
-        return as_module(sim.task, sim.method, sim.view_of(self._number(client), self.round, self._engine))
+        sim, number = self._sim, self._number(client)
+        task = sim.task if self._setup.mixed is None else self._setup.mixed.task(number)
+        return as_module(task, sim.method, sim.view_of(number, self.round, self._engine))
 
     def shared_model(self) -> nn.Module | None:
         """Return a copy of the model for everybody, in evaluation mode; None if the method has none."""

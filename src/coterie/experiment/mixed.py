@@ -82,14 +82,16 @@ def assigned(models: Sequence[str], clients: Sequence[str]) -> list[str]:
         for pattern, _ in rules
         if not fnmatch.filter(clients, pattern)
     ]
-    found, number = [], 0
+    found, lost, number = [], list[str](), 0
     for client in clients:
         fit = next((model for pattern, model in rules if fnmatch.fnmatch(client, pattern)), None)
         if fit is None and turns:
             fit, number = turns[number % len(turns)], number + 1
         if fit is None:
-            problems.append(f"models: client '{client}' has none; add one for all others, as in *=mlp")
+            lost.append(client)
         found.append(fit or "")
+    if lost:
+        problems.append(f"models: nothing is said of {', '.join(lost)}; add a model for all others, as in *=mlp")
     if problems:
         raise ConfigError(problems)
     return found

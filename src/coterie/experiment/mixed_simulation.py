@@ -126,6 +126,11 @@ class MixedSimulation(Simulation):
         """Return False: they are made group by group."""
         return False
 
+    def view_of(self, client: int, round: int, engine: ClientRunner) -> Tree:
+        """Return what one client would deploy."""
+        _, part, place = next(each for each in self._up_to_date() if client in each[2])
+        return part.view_of(place[client], round, engine)
+
     def views(self, round: int, engine: ClientRunner) -> Any:
         """Return what every client would deploy."""
         return GroupedRows(self.mixed, [tree.clone(part.views(round, engine)) for _, part, _ in self._up_to_date()])

@@ -219,9 +219,10 @@ class Objects(NamedTuple):
 
 
 def path_of(thing: Any) -> str | None:
-    """Return the import path of a function, or None if it has none."""
+    """Return the import path of a function, or None if it has none: a script's own cannot be imported later."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is thing else None
+    found = module != "__main__" and getattr(sys.modules.get(str(module)), name, None) is thing
+    return f"{module}:{name}" if found else None
 
 
 def take_objects(settings: Mapping[str, Any]) -> tuple[Objects, dict[str, Any]]:
@@ -239,7 +240,13 @@ def take_objects(settings: Mapping[str, Any]) -> tuple[Objects, dict[str, Any]]:
     )
     if problems:
         raise ConfigError(problems)
-    return Objects(*mine, add(named)), rest
+    try:
+        metrics = add(named)
+    except ConfigError:
+        if not all(isinstance(each, str) for each in named):
+            raise
+        metrics = ()  # `resolve` finds this again, and says it with all that is wrong
+    return Objects(*mine, metrics), rest
 
 
 def make_private(setup: Setup) -> Setup:

@@ -95,7 +95,7 @@ def test_what_the_data_cannot_do_is_told():
     with pytest.raises(DataError, match="at least one client"):
         deal("iid", LABELS, 0, 0)
     with pytest.raises(DataError, match="one label per example"):
-        deal("iid", np.zeros((4, 2)), 2, 0)
+        deal("dirichlet:1", np.zeros((4, 2)), 2, 0)
     with pytest.raises(DataError, match="2000 labels but 3 owners"):
         deal("natural", LABELS, None, 0, owner=np.zeros(3))
 

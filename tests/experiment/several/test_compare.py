@@ -54,6 +54,28 @@ class Heard:
     def stop(self): ...
 
 
+@coterie.metric(better=min, low=0.0)
+def brier(p, y):
+    return ((p[:, 1] - y) ** 2).mean()
+
+
+def doubled(outputs, y):
+    return 2 * torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+def test_objects_from_python_reach_every_run():
+    target = coterie.core.targets.Classes(2)
+    own = {"loss": doubled, "metric": brier, "select": "brier", "target": target}
+    found = compare(("local", "fedavg"), [1], **own)
+    alone = coterie.run("fedavg", clients(), model=factory, seed=1, lr=0.3, reference=False, **QUICK, **own)
+    assert found.metric == "brier"
+    assert found.mean("fedavg") == pytest.approx(alone.mean())
+    mixed = {"models": {f"site {i}": f"mlp:hidden={4 + i}" for i in range(3)}, "lr": 0.3, **QUICK}
+    assert coterie.compare(["local"], 1, clients(), **mixed).metric == "auroc"
+    made = prepare_trials(["fedavg"], 1, clients(), model=factory, augment=lambda x, key: x)
+    assert made.first.task.augment is not None
+
+
 def test_each_run_equals_the_run_alone():
     found = compare(("local", "fedavg"), [4, 1])
     alone = coterie.run("fedavg", clients(), model=factory, seed=1, lr=0.3, reference=False, **QUICK)

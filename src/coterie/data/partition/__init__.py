@@ -5,11 +5,12 @@ from coterie.data.partition.label_free import iid, merged, natural, quantity, su
 from coterie.data.partition.pathological import classes, shards
 from coterie.data.partition.sizes import lognormal
 from coterie.data.partition.skew import clusters, dirichlet
-from coterie.data.partition.spec import PARTITIONS, check_spec, deal
+from coterie.data.partition.spec import PARTITIONS, WITHOUT_LABELS, check_spec, deal
 
 __all__ = [
     "FEDAMP",
     "PARTITIONS",
+    "WITHOUT_LABELS",
     "Group",
     "check_spec",
     "classes",

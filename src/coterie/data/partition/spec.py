@@ -23,6 +23,8 @@ from coterie.data.partition.sizes import lognormal
 from coterie.data.partition.skew import clusters, dirichlet
 from coterie.data.partition.user import CLIENTS, Dealt, Owner, is_users, user_partition
 
+WITHOUT_LABELS = ("iid", "natural", "merged", "quantity")  # partitions of targets of every kind
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -62,7 +64,7 @@ def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Ow
     """
     partition, values = check_spec(spec)
     labels = np.asarray(labels)
-    if labels.ndim != 1 and not is_users(spec, PARTITIONS):
+    if labels.ndim != 1 and spec.partition(":")[0] not in WITHOUT_LABELS and not is_users(spec, PARTITIONS):
         raise DataError(f"partition '{spec}' needs one label per example, not an array of shape {labels.shape}")
     if owner is not None and len(owner) != len(labels):
         raise DataError(f"there are {len(labels)} labels but {len(owner)} owners")

@@ -12,8 +12,9 @@ from coterie.core.extensions import suggest
 from coterie.data.federation import Federation, split_again
 from coterie.experiment.config import TABLES, Config
 from coterie.experiment.find_callbacks import names_of, own_to_one_run
+from coterie.experiment.mixed import OWN_MODELS
 from coterie.experiment.resolve import resolve
-from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings
+from coterie.experiment.setup import OWN_AUGMENT, Data, Model, Setup, prepare, sort_settings, take_objects
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
 from coterie.methods.named import optimizer_fields
 
@@ -153,7 +154,9 @@ def _build(method: str | AnyMethod, data: Data | None, model: Model | None, sett
     if not isinstance(method, str):
         return method
     own_model = model is not None and not isinstance(model, str)
-    values = sort_settings(method, settings)
+    values = sort_settings(method, take_objects(settings)[1])
+    objects = {"augment": OWN_AUGMENT, "models": [OWN_MODELS]}
+    values |= {key: own for key, own in objects.items() if not isinstance(values.get(key), str | list | tuple | None)}
     values |= {"method": method, "data": data if isinstance(data, str | None) else "own-data"}
     values |= {"model": model if isinstance(model, str) else None}
     return resolve(values, own_data=not isinstance(data, str | None), own_model=own_model)[1]
