@@ -54,7 +54,7 @@ def test_a_misspelt_name_with_options_is_no_import_path(package):
     for text in ("constnt:value=2", "constnt:2", "constnt:0.5"):
         with pytest.raises(ConfigError, match=r"no schedule 'constnt' \(did you mean 'constant'\?\)"):
             with_options("schedule", text, KNOWN)
-    with pytest.raises(ConfigError, match="no callback 'often'; give an import path, package.module:name"):
+    with pytest.raises(ConfigError, match=r"no callback 'often'; give an import path, package\.module:name"):
         with_options("callback", "often", {})
 
 
