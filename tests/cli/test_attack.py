@@ -13,6 +13,14 @@ def test_the_table_has_a_row_for_each_attack_and_a_column_for_each_defence():
     assert "without them" in told.output
 
 
+def test_errors_are_not_in_percent():
+    quick = ("--rounds", "1", "--local-steps", "1", "--no-compile", "--attacks", "copy", "--robust", "")
+    told = cli("attack", "--data", "severity", "--method", "fedavg", *quick)
+    assert "Test mae, honest clients" in told.output
+    row = next(line for line in told.output.splitlines() if "no attack" in line)
+    assert 0 < float(row.split("│")[2]) < 4
+
+
 def test_what_cannot_be_is_refused_in_words():
     assert "there is no attack 'flood'" in cli("attack", *TINY, "--method", "fedavg", "--attacks", "flood").output
     told = cli("attack", *TINY, "--method", "fedamp", "--attacks", "little", "--robust", "median")

@@ -9,11 +9,13 @@ from coterie.deploy.ledger import Ledger
 from coterie.deploy.settings import flatten, read
 from coterie.deploy.up import part_of
 from coterie.experiment import stopping
+from coterie.experiment.config import resolve
 from coterie.experiment.run import run_setup
 
 from .inprocess import NAMES, ServerKilled, ledger, make
 
 LONG = {"rounds": 20, "early_stop": 2, "lr": 0.5}
+OWN = "tests.evaluation.test_scoring"  # a module with metrics of its own
 METRICS = ("validation", "test", "participants", "bytes_up", "bytes_down")
 
 
@@ -63,6 +65,21 @@ def test_what_only_a_simulation_can_call_is_refused(tmp_path):
     flat = flatten(setup.config) | {"data": "hospitals", "model": "mlp"}
     assert "callbacks" not in flat
     assert flat["early_stop"] == ""
+    for own, words in ({"pretrained": "w.safetensors"}, "other files"), ({"models": "mlp;cnn"}, "use one model"):
+        with pytest.raises(ConfigError, match=words):
+            read({**flat, **own}, own_data=False, own_model=False)
     section = "tests.report.test_user_sections:methods"
     with pytest.raises(ConfigError, match="sections: leave them out, and add them at the end: coterie report RUN"):
         read({**flat, "sections": section}, own_data=False, own_model=False)
+
+
+def test_lists_go_through_the_flat_table_and_back():
+    given = {"data": "survival-times", "task": "survival", "horizons": [0.5, 1.0], "method": "fedavg"}
+    flat = flatten(resolve(given)[0])
+    assert flat["horizons"] == "0.5;1.0"
+    assert read(flat, own_data=False, own_model=False)[0].horizons == [0.5, 1.0]
+    own = f"{OWN}:brier;{OWN}:brier"
+    assert read({**flat, "metric": own}, own_data=False, own_model=False)[0].metric == own.split(";")
+    levels = {"levels": "low;high", "task": "ordinal", "horizons": ""}
+    with pytest.raises(ConfigError, match="levels"):  # they are for files of sites
+        read({**flat, **levels}, own_data=False, own_model=False)

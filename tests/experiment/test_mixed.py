@@ -13,6 +13,7 @@ from coterie.engine import Engine
 from coterie.experiment.mixed import assigned
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
+from coterie.experiment.several.trials import prepare_trials
 from coterie.methods import METHODS
 from coterie.storage import files
 from coterie.storage.journal import at_once
@@ -177,3 +178,11 @@ def test_what_cannot_be_is_refused_in_words():
     with pytest.raises(ConfigError, match="for a run alone"):
         coterie.attack("sign-flip", 1, "fedproto", data(), models=TWO, rounds=1)
     assert run("local", ["mlp:hidden=6/4", "mlp:hidden=5"]).mean() > 0
+    other, quick = {"models": ["mlp:hidden=6/4", "mlp:hidden=5"]}, {key: QUICK[key] for key in ("rounds", "report")}
+    with pytest.raises(ConfigError, match="has 5, "):
+        prepare_trials(["local", "lg-fedavg"], 1, data(), **other, **quick)
+    with pytest.raises(ConfigError, match="FedAvg shares more"):
+        prepare_trials(["local", "fedavg"], 1, data(), models=TWO, **quick)
+    for search in (coterie.tune, lambda methods, data, **how: coterie.recommend(data, methods, **how)):
+        with pytest.raises(ConfigError, match="for a run alone"):
+            search(["local", "lg-fedavg"], data(), models=TWO, trials=1, **quick)

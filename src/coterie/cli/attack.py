@@ -12,6 +12,7 @@ from coterie.cli.errors import report_errors, with_problems
 from coterie.cli.flags import with_settings
 from coterie.cli.request import Request
 from coterie.cli.run import describe
+from coterie.cli.tables import format_value, heading
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.attack import ABSENT, ATTACKS, attack_setup, check_attacks, hostile_clients
 from coterie.experiment.setup import Setup, prepare
@@ -36,7 +37,7 @@ def attack(
 ) -> None:
     """Train with hostile clients, and print how the honest ones fare under every attack and defence.
 
-    Nothing is written. Numbers are means over the honest clients' test examples after the last round, in percent; where
+    Nothing is written. Numbers are means over the honest clients' test examples after the last round; where
     an attack makes training diverge, the table says so. "no attack" scores the same clients when nobody is hostile, and
     "without them" when the hostile clients take no part: no defence can be asked for more than that.
     """
@@ -52,7 +53,7 @@ def attack(
         names = ", ".join(plain.federation.names[i] for i in who)
         console, progress = stdout(), stderr()
         say(console, f"{plain.config.method} on {describe(plain)}, seed {plain.config.seed}; hostile: {names}")
-        table = Table(title=f"Test {plain.metric.replace('_', ' ')} of the honest clients (%)", title_justify="left")
+        table = Table(title=f"Test {heading(plain.metric)}, honest clients", title_justify="left")
         for column in ("attack", *setups):
             table.add_column(column, justify="left" if column == "attack" else "right")
         for label, name in ((NO_ATTACK, None), (WITHOUT_THEM, ABSENT), *((each, each) for each in asked)):
@@ -67,7 +68,7 @@ def attack(
 
 def _score(setup: Setup, attack: str | None, hostile: list[int]) -> str:
     try:
-        return f"{100 * attack_setup(setup, attack, hostile).mean:.1f}"
+        return format_value(setup.metric, attack_setup(setup, attack, hostile).mean)
     except ConfigError:
         raise
     except CoterieError:  # values that are not finite, which is what the attack wants

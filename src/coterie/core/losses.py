@@ -151,8 +151,8 @@ def find_loss(text: str, target: Target) -> Loss:
 
 def check_name(text: str) -> None:
     """Raise `ConfigError` unless there is a loss of this name; whether it suits the data is only known with them."""
-    named: tuple[Any, list[str]] = with_options("loss", text, LOSSES)
-    found, words = named
+    found: Any
+    found, words = with_options("loss", text, LOSSES)
     if isinstance(found, Mapping):
         for loss in found.values():
             _build(text, loss, words)

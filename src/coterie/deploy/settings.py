@@ -40,7 +40,7 @@ SIMULATION_ONLY = (
     "setting",
 )
 AVERAGE = "trimmed"  # by default, since sites report their own metrics
-LIST_KEYS = ("silos", "columns", "missing", "drop")
+LIST_KEYS = ("silos", "columns", "missing", "drop", "levels", "horizons", "metric", "models")
 
 
 class Deploy(BaseModel):
@@ -125,11 +125,6 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
     try:
         config, method = resolve(values, own_data=own_data, own_model=own_model)
         problems += refuse_of_simulation(config)
-        if config.pretrained:
-            problems.append(
-                "pretrained: sites could have other files: let a model of your own load the weights (--model)"
-            )
-        problems += ["models: sites with different models are not there yet: use one model"] if config.models else []
     except ConfigError as error:
         problems += error.problems
     try:
@@ -152,7 +147,7 @@ def read(flat: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[C
 
 
 def refuse_of_simulation(config: Config) -> list[str]:
-    """Return problems if a device other than the CPU is asked for, or what only a simulation can call."""
+    """Return problems if a device other than the CPU is asked for, or what only a simulation can do."""
     problems = []
     if config.device != "cpu":
         problems.append(f"device = {config.device!r}: sites and their server run on the CPU; leave this out")
@@ -160,6 +155,10 @@ def refuse_of_simulation(config: Config) -> list[str]:
         problems.append("callbacks: over Flower the server decides when to stop, by early_stop; leave callbacks out")
     if config.sections:
         problems.append("sections: leave them out, and add them at the end: coterie report RUN --section ...")
+    if config.pretrained:
+        problems.append("pretrained: sites could have other files: let a model of your own load the weights (--model)")
+    if config.models:
+        problems.append("models: sites with different models are not there yet: use one model")
     return problems
 
 
@@ -172,7 +171,7 @@ def flatten(config: Config) -> dict[str, Any]:
         if key in TABLES:
             flat |= {f"{key}.{name}": each for name, each in value.items() if each is not None}
         elif isinstance(value, list):
-            flat[key] = ";".join(each if isinstance(each, str) else ",".join(each) for each in value)
+            flat[key] = ";".join(",".join(each) if isinstance(each, tuple) else str(each) for each in value)
         else:
             flat[key] = "" if value is None else value
     return flat

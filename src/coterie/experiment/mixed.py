@@ -145,16 +145,15 @@ def grouped(tasks: Sequence[Task], models: Sequence[Any], method: Any) -> Mixed:
         name = models[ids[0]] if isinstance(models[ids[0]], str) else OWN_MODEL
         begins = tuple(tasks[i].init() for i in ids)
         groups.append(Group(name, task, ids, begins, _heads(kinds[0], task)))
-    if getattr(method, "mixes_models", "") != ALONE:
-        _check_heads(groups)
+    check_method(method, groups)
     return Mixed(tuple(groups))
 
 
 ALONE = "nothing"  # of `Method.mixes_models`: clients share nothing at all
 
 
-def check_method(method: Any) -> None:
-    """Raise `ConfigError` in words if clients of this method cannot have different models."""
+def check_method(method: Any, groups: Sequence[Group] = ()) -> None:
+    """Raise `ConfigError` in words if clients of this method cannot have different models, or not those of `groups`."""
     if not method.mixes_models:
         can = ", ".join(name for name, cls in METHODS.items() if cls.mixes_models)
         raise ConfigError(
@@ -163,6 +162,8 @@ def check_method(method: Any) -> None:
                 f"one; with different ones, choose {can}"
             ]
         )
+    if groups and method.mixes_models != ALONE:
+        _check_heads(groups)
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:

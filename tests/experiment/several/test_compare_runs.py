@@ -92,3 +92,23 @@ def test_verdicts_of_an_older_version_are_translated(runs, tmp_path):
     assert lines[0].endswith(",verdict")
     rows = [row for row in compare_runs([tmp_path / "old"]).rows if row["method"] == "fedavg"]
     assert [row["verdict"] for row in rows] == ["undecided"] * 3
+
+
+@coterie.metric(better=min, low=0.0)
+def brier(p, y):
+    return ((p[:, 1] - y) ** 2).mean()
+
+
+def test_runs_that_were_selected_by_a_metric_of_ones_own(tmp_path):
+    own = {"metric": brier, "select": "brier", "model": factory, "report": False, **QUICK}
+    coterie.run("fedavg", clients(), out=tmp_path / "avg", **own)
+    found = compare_runs([tmp_path / "avg"])
+    assert found.metric == "brier"
+    assert found.benefit("fedavg").clients == coterie.run("fedavg", clients(), **own).benefit().clients
+
+
+def test_runs_with_targets_that_nobody_recorded(tmp_path):
+    how = {"model": "linear", "rounds": 1, "local_steps": 1, "report": False, "compile": False, "reference": False}
+    for method in ("local", "fedavg"):
+        coterie.run(method, "wards", out=tmp_path / method, **how)
+    assert compare_runs([tmp_path / "local", tmp_path / "fedavg"]).metric == "loss"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from coterie.core.errors import CheckpointError, ConfigError, CoterieError
+from coterie.core.errors import CheckpointError, ConfigError, CoterieError, CoterieWarning
+from coterie.core.losses import find_loss
 from coterie.core.targets import Classes
 from coterie.core.task import Task
 from coterie.core.toml import read_toml
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import judge, measure_each
+from coterie.evaluation.metrics import add
 from coterie.evaluation.predictions import check_same_data
+from coterie.evaluation.scoring import names_of
+from coterie.experiment.setup import OWN_LOSS
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.take_home.load import target_of
 from coterie.storage import files
@@ -129,10 +134,18 @@ def _reference(runs: list[Run]) -> Run:
 
 
 def _task_and_metric(runs: list[Run]) -> tuple[Task, str]:
-    """Return a task, of which scoring needs only the target, and the metric that selected the rounds."""
+    """Return a task, of which scoring needs the target and what is the user's own, and the metric of the runs."""
     about = next((files.read_json(path) for path in sorted((runs[0].path / "clients").glob("*/model.json"))), None)
     target = Classes() if about is None else target_of(about)
     metrics = {run.metric for run in runs}
     if len(metrics) > 1:
         raise ConfigError([f"the runs' rounds were selected by different metrics ({', '.join(sorted(metrics))})"])
-    return Task(nn.Linear(1, 1), target), metrics.pop()  # any model: none is called
+    metric, config = metrics.pop(), runs[0].config
+    own = () if metric in names_of(target) else add(config.get("metric", ()))
+    loss = config.get("loss") if metric == "loss" else None
+    if loss == OWN_LOSS:
+        words = "the loss of these runs came from Python; gains are of the task's own loss"
+        warnings.warn(words, CoterieWarning, stacklevel=3)
+        loss = None
+    loss = None if loss is None else find_loss(loss, target)
+    return Task(nn.Linear(1, 1), target, loss=loss, metrics=own), metric  # any model: none is called

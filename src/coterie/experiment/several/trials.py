@@ -12,7 +12,7 @@ from coterie.core.extensions import suggest
 from coterie.data.federation import Federation, split_again
 from coterie.experiment.config import TABLES, Config
 from coterie.experiment.find_callbacks import names_of, own_to_one_run
-from coterie.experiment.mixed import OWN_MODELS
+from coterie.experiment.mixed import OWN_MODELS, check_method
 from coterie.experiment.resolve import resolve
 from coterie.experiment.setup import OWN_AUGMENT, Data, Model, Setup, prepare, sort_settings, take_objects
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
@@ -96,6 +96,9 @@ def prepare_trials(
         return setup(seed, split_again(federation, validation=config.validation, test=config.test, seed=again))
 
     first = setup(numbers[0])
+    if first.mixed is not None:
+        for method in built.values():
+            check_method(method, first.mixed.groups)
     return Trials(built, numbers, first, another, bool(common.get("references")))
 
 

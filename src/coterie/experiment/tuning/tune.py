@@ -233,6 +233,7 @@ def searches_of(
     if not isinstance(trials, int) or trials < 1:
         raise ConfigError([f"trials = {trials!r}: give a whole number from 1 on"])
     refusals.of_search(prepared.first.config.privacy)
+    prepared.first.one_task()  # complains of different models
     check_names(wanted, prepared.methods)
     if trials >= MIN_FOR_IMPORTANCES:  # fewer are spread evenly, and nothing is asked of their scores
         require_optuna()
