@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.testing.equations import with_equations
+
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
@@ -48,6 +50,10 @@ STYLE = """.md-grid { max-width: 78rem }
 .md-typeset .output pre { margin: 0.3em 0 }
 .md-typeset .output table:not([class]) { box-shadow: none; background: none }
 .md-typeset .output img { background: white }
+.equations { overflow-x: auto; margin: 1em 0; padding: 0.6em 1em; background: var(--md-code-bg-color) }
+.equations > div { display: flex; gap: 2em; justify-content: space-between; min-width: max-content; line-height: 1.8 }
+.equations > div > span:first-child { font-family: "STIX Two Math", "Cambria Math", Georgia, serif; font-size: 1.05em }
+.equations .where { color: var(--md-default-fg-color--light); font-size: 0.85em }
 """
 
 
@@ -167,7 +173,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    return markdown if page.file.src_uri.startswith("source/") else with_links_of_the_site(markdown, page.file.src_uri)
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    shown = with_equations(markdown) if page.file.src_uri == "methods.md" else markdown
+    return with_links_of_the_site(shown, page.file.src_uri)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

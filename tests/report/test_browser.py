@@ -153,7 +153,7 @@ def test_tables_are_copied_as_markdown_and_latex(visit):
     assert lines[1].startswith("| --- | ---: | ---: |")
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| local", "| fedamp", "| fedavg"]
     table.locator('[data-copy="latex"]').click()
-    page.wait_for_function("document.querySelector('[data-table=methods] [data-copy=latex]').dataset.copied")
+    table.locator('[data-copy="latex"][data-copied]').wait_for()
     latex = page.evaluate("navigator.clipboard.readText()")
     assert latex.startswith("\\begin{tabular}{lrrrrrrr}\n\\toprule\nmethod & seeds & test balanced accuracy (\\%)")
     assert "$\\pm$" in latex
