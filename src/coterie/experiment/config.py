@@ -21,6 +21,7 @@ from coterie.core.extensions import added, suggest
 from coterie.core.losses import check_name
 from coterie.core.units import parse_bytes
 from coterie.data import SOURCES
+from coterie.data.augment import find_augmentation
 from coterie.data.loading import is_path
 from coterie.data.minibatches import Plan
 from coterie.data.partition import check_spec
@@ -36,6 +37,7 @@ from coterie.experiment.training_settings import SamplerSetting, ScheduleSetting
 from coterie.methods.fields import AnyMethod, build, find_method, hyper_parameters
 from coterie.methods.named import build_optimizer, optimizer_fields
 from coterie.models import find_model
+from coterie.models.adapters import find_adapter
 from coterie.parts import robust
 from coterie.report import user_sections
 
@@ -267,7 +269,10 @@ class Config(BaseModel):
     @classmethod
     def _loss(cls, value: str | None) -> str | None:
         if value is not None:
-            check_name(value)
+            try:
+                check_name(value)
+            except ConfigError as error:
+                raise ValueError("; ".join(error.problems)) from error
         return value
 
     @field_validator("silos", mode="before")
@@ -361,6 +366,7 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+OWN_AUGMENT = "own-augment"  # what config.toml says of an augmentation that came from Python
 DEBUGGING = {"engine": "loop", "compile": False, "workers": 1}
 PARTITION_SETTINGS = (
     "partition",
@@ -477,9 +483,11 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         own_metrics, problems = (), problems + error.problems
     if config.select is not None and not metrics.is_known(config.select):
         problems.append(f"select = '{config.select}': choose from {', '.join([*metrics.KNOWN, *own_metrics])}")
-    if not own_model:
+    named_by_text = {find_model: None if own_model else config.model, find_adapter: config.adapter}
+    named_by_text[find_augmentation] = None if config.augment == OWN_AUGMENT else config.augment
+    for find, text in named_by_text.items():
         try:
-            find_model(config.model)
+            _ = None if text is None else find(text)
         except ConfigError as error:
             problems += error.problems
     method, more = _method(config)

@@ -29,6 +29,7 @@ from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import report_data, stopping, tracking
 from coterie.experiment.callbacks import Watch
 from coterie.experiment.conclude import finish, write_tables
+from coterie.experiment.config import OWN_AUGMENT
 from coterie.experiment.debugging import debugging
 from coterie.experiment.find_callbacks import FROM_PYTHON
 from coterie.experiment.find_callbacks import make as make_callbacks
@@ -41,7 +42,7 @@ from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import OWN_AUGMENT, OWN_LOSS, Data, Model, Setup, input_dtype, num_outputs, prepare
+from coterie.experiment.setup import OWN_LOSS, Data, Model, Setup, input_dtype, num_outputs, prepare
 from coterie.experiment.silos import check_files, record_files
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
