@@ -236,3 +236,14 @@ def test_several_targets_are_the_same_compiled(compiled_once):
         for name in ("a", "b"):
             for key, value in plain.view(name).items():
                 torch.testing.assert_close(fast.view(name)[key], value, atol=1e-5, rtol=1e-4)
+
+
+def test_mistakes_in_settings_of_every_kind_are_told_together():
+    wrong = {"loss": "focl", "metric": "nowhere", "schedule": "cosin:least=1", "adapter": "lor", "augment": "flp"}
+    wrong |= {"sampler": "unifrm:x=1", "partition": ".:c", "model": "mlpp", "callbacks": ["never"]}
+    with pytest.raises(ConfigError) as found:
+        coterie.run("fedavg", "digits", **wrong)
+    text = str(found.value)
+    told = ["no loss 'focl'", "metric = 'nowhere'", "did you mean 'cosine'", "no adapter 'lor'", "did you mean 'flip'"]
+    told += ["did you mean 'uniform'", "give the whole path", "no model 'mlpp'", "no callback 'never'"]
+    assert [words for words in told if words not in text] == []

@@ -20,6 +20,8 @@ def import_path(path: str, what: str) -> Any:
         ConfigError: the module or the name in it does not exist.
     """
     module, _, attribute = path.partition(":")
+    if module.startswith("."):
+        raise ConfigError([f"{what} '{path}' cannot be imported: give the whole path, package.module:name"])
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:

@@ -251,7 +251,10 @@ class Config(BaseModel):
     @classmethod
     def _loss(cls, value: str | None) -> str | None:
         if value is not None:
-            check_name(value)
+            try:
+                check_name(value)
+            except ConfigError as error:
+                raise ValueError("; ".join(error.problems)) from error
         return value
 
     @field_validator("silos", mode="before")
@@ -345,6 +348,7 @@ class Config(BaseModel):
 
 
 TABLES = ("hyper", "optimizer")
+OWN_AUGMENT = "own-augment"  # what config.toml says of an augmentation that came from Python
 DEBUGGING = {"engine": "loop", "compile": False, "workers": 1}
 PARTITION_SETTINGS = (
     "partition",

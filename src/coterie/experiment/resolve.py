@@ -16,17 +16,19 @@ import pydantic
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import added, suggest
 from coterie.data import SOURCES
+from coterie.data.augment import find_augmentation
 from coterie.data.loading import is_path
 from coterie.data.user_source import defaults_of, is_user_source
 from coterie.evaluation import metrics
 from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment import silos as silo_settings
-from coterie.experiment.config import DEBUGGING, PARTITION_SETTINGS, Config
+from coterie.experiment.config import DEBUGGING, OWN_AUGMENT, PARTITION_SETTINGS, Config
 from coterie.experiment.privacy.install import problems_of as privacy_problems
 from coterie.experiment.settings import find_setting, over
 from coterie.methods.fields import AnyMethod, build, find_method, hyper_parameters
 from coterie.methods.named import build_optimizer, optimizer_fields
 from coterie.models import find_model
+from coterie.models.adapters import find_adapter
 from coterie.report import user_sections
 
 
@@ -128,9 +130,11 @@ def resolve(values: Mapping[str, Any], *, own_data: bool = False, own_model: boo
         own_metrics, problems = (), problems + error.problems
     if config.select is not None and not metrics.is_known(config.select):
         problems.append(f"select = '{config.select}': choose from {', '.join([*metrics.KNOWN, *own_metrics])}")
-    if not own_model:
+    named_by_text = {find_model: None if own_model else config.model, find_adapter: config.adapter}
+    named_by_text[find_augmentation] = None if config.augment == OWN_AUGMENT else config.augment
+    for find, text in named_by_text.items():
         try:
-            find_model(config.model)
+            _ = None if text is None else find(text)
         except ConfigError as error:
             problems += error.problems
     method, more = _method(config)

@@ -31,7 +31,7 @@ from coterie.evaluation.metrics import Metric, add
 from coterie.evaluation.scoring import default_metric, names_of
 from coterie.experiment import find_callbacks, training_settings
 from coterie.experiment.building import completed
-from coterie.experiment.config import PARTITION_SETTINGS, TABLES, Config
+from coterie.experiment.config import OWN_AUGMENT, PARTITION_SETTINGS, TABLES, Config
 from coterie.experiment.mixed import OWN_MODELS, Mixed, Models, check_method, grouped, of_clients, spelled
 from coterie.experiment.privacy.budget import Budget
 from coterie.experiment.privacy.install import install, rounds_of_each
@@ -49,7 +49,6 @@ from coterie.profiling import timed
 OWN_LOSS = "own-loss"  # in place of the path of a loss that has none
 Client = tuple[Any, Any] | Dataset[Any]  # a pair (x, y), or a map-style dataset of such pairs
 Data = str | Federation | Sequence[Client] | Mapping[str, Client]
-OWN_AUGMENT = "own-augment"  # what config.toml says of an augmentation that came from Python
 Model = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 
 

@@ -73,8 +73,10 @@ class LoRA:
         chosen = {n for n in able if any(_fits(n, word) for word in self.layers)}
         lost = [word for word in self.layers if not any(_fits(n, word) for n in able)]
         if lost or not chosen:
-            has = f"it has {', '.join(able)}" if able else "it has none beside its head"
-            raise ConfigError([f"adapter: no linear layer of the model is called {', '.join(lost)}; {has}"])
+            if not able:
+                raise ConfigError(["adapter: the model has no linear layer or attention beside its head to update"])
+            called = f"no linear layer of the model is called {', '.join(lost)}; it has {', '.join(able)}"
+            raise ConfigError([f"adapter: {called}"])
         for name, each in able.items():
             if name in chosen:
                 self._adapt(each)

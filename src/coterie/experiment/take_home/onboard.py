@@ -36,14 +36,14 @@ from coterie.engine.central import Draw, Send
 from coterie.evaluation.metrics import add
 from coterie.experiment import stopping
 from coterie.experiment.conclude import add_benefit
-from coterie.experiment.config import PARTITION_SETTINGS, Config
+from coterie.experiment.config import OWN_AUGMENT, PARTITION_SETTINGS, Config
 from coterie.experiment.execute import execute, local_like, write_models
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.resolve import resolve
 from coterie.experiment.result import Result
 from coterie.experiment.run import read_config
-from coterie.experiment.setup import OWN_AUGMENT, Model, Setup, named_loss
+from coterie.experiment.setup import Model, Setup, named_loss
 from coterie.experiment.silos import OPTIONS
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.card import write_cards
