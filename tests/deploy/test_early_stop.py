@@ -9,7 +9,7 @@ from coterie.deploy.ledger import Ledger
 from coterie.deploy.settings import flatten, read
 from coterie.deploy.up import part_of
 from coterie.experiment import stopping
-from coterie.experiment.config import resolve
+from coterie.experiment.resolve import resolve
 from coterie.experiment.run import run_setup
 
 from .inprocess import NAMES, ServerKilled, ledger, make
