@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from coterie import ConfigError
-from coterie.compute import availability, compiled, torch_private
+from coterie.compute import availability, compiled, step_key, torch_private
 from coterie.compute.availability import unavailable
 from coterie.compute.compiled import Compiled, backend
 from coterie.compute.packing import Packed
@@ -20,6 +21,13 @@ from tests.marks import compiles
 
 INDEX = torch.zeros(1, 2, 3, dtype=torch.int64)  # two minibatches of three examples
 ONES = Batches(torch.ones(1, 1), torch.zeros(1), INDEX, torch.ones(INDEX.shape), INDEX[..., 0], torch.tensor(6.0))
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    """What a process knows of its machine is asked once: these tests change it."""
+    yield
+    step_key.machine.cache_clear()
 
 
 def test_the_environment_can_ask_for_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
