@@ -137,6 +137,7 @@ def ours(tmp_path, monkeypatch):
     (facts / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("ours", None)  # another test's file may have that name
     extensions.added.cache_clear()
     yield example
     extensions.added.cache_clear()
