@@ -64,16 +64,16 @@ def test_a_package_adds_methods_and_models(tmp_path, monkeypatch):
     from coterie.methods.fields import find_method
     from coterie.models import find_model
 
-    (tmp_path / "adding.py").write_text(
+    (tmp_path / "mean_and_wide.py").write_text(
         "import torch\nfrom coterie.methods.fedavg import FedAvg as Mean\n"
         "def Wide(shape, outputs, *, width=3):\n"
         "    return torch.nn.Sequential(torch.nn.Linear(*shape, width), torch.nn.Linear(width, outputs))\n"
     )
-    facts = tmp_path / "adding-1.0.dist-info"
+    facts = tmp_path / "mean_and_wide-1.0.dist-info"
     facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: adding\nVersion: 1.0\n")
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: mean_and_wide\nVersion: 1.0\n")
     (facts / "entry_points.txt").write_text(
-        "[coterie.methods]\nmean = adding:Mean\n[coterie.models]\nwide = adding:Wide\n"
+        "[coterie.methods]\nmean = mean_and_wide:Mean\n[coterie.models]\nwide = mean_and_wide:Wide\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     extensions.added.cache_clear()
