@@ -10,8 +10,9 @@ from torch.func import grad
 
 from coterie.core.errors import ConfigError
 from coterie.core.losses import LOSSES, check_name, find_loss
+from coterie.core.make_task import make_task
 from coterie.core.targets import Classes, Labels, Numbers, Ordered
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 
 CLASSES, NUMBERS, LABELS = Classes(3), Numbers(()), Labels(("a", "b"))
 

@@ -8,8 +8,9 @@ from torch import nn
 import coterie
 from coterie.core import tree
 from coterie.core.errors import ConfigError, CoterieWarning
+from coterie.core.make_task import make_task
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.engine import Engine, in_order
 from coterie.experiment.building import with_weights
 from coterie.experiment.simulation import Simulation

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -19,30 +18,16 @@ from torch.func import functional_call
 
 from coterie.core.attention import AttentionInProducts
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch
-from coterie.core.decode import Decoder, as_floats
+from coterie.core.decode import Decoder
 from coterie.core.dropout import KeyedDropout
+from coterie.core.modules import NORMS, find_head, first_names, places_of, structure_of, tensors_of
 from coterie.core.precision import BFloat16
 from coterie.core.targets import Classes, Numbers, Target
 from coterie.core.tree import Params
-from coterie.core.user_code import in_user_code
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Augment = Callable[[Tensor, Tensor], Tensor]  # (inputs [batch, ...], key) -> inputs
 _AUGMENT_KEY = 0x27D4EB2F << 30  # tells keys of augmentation from keys of dropout
-
-_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-)
 
 
 class Task:
@@ -82,12 +67,12 @@ class Task:
         self._eval = copy.deepcopy(module).eval()
         self.own_loss = loss  # None: the target's
         self.metrics = metrics  # names of the user's own
-        self._first_name = _first_names(module)
-        self._places = _places(self._eval, self._first_name)
+        self._first_name = first_names(module)
+        self._places = places_of(self._eval, self._first_name)
         self.trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
         if not self.trainable:
             raise ValueError("the model has no trainable parameter")
-        self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, _NORMS)])
+        self.norm_names = self._under([name for name, m in module.named_modules() if isinstance(m, NORMS)])
         self.unsent = self.norm_names & self._uncounted(module) | frozenset(
             self._first_name[name] for name, p in module.named_parameters() if not p.requires_grad
         )
@@ -96,7 +81,7 @@ class Task:
         self.head_module = find_head(module, head)
         self.head_names = self._under([] if self.head_module is None else [self.head_module])
         self.head_is_last: bool | None = None  # whether outputs are the head's; None: nobody looked (`make_task` does)
-        self._structure = (self.target, head, loss, decode, bf16, augment, _structure(self._train))
+        self._structure = (self.target, head, loss, decode, bf16, augment, structure_of(self._train))
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same functions of parameters and data, whatever their models begin at.
@@ -114,14 +99,14 @@ class Task:
 
     def init(self) -> Params:
         """The wrapped module's own parameters and buffers."""
-        tensors = _tensors(self._eval)
+        tensors = tensors_of(self._eval)
         return {name: tensors[name].detach().clone() for name in dict.fromkeys(self._first_name.values())}
 
     def module(self, params: Params) -> nn.Module:
         """A copy of the wrapped module that has these parameters and buffers, in evaluation mode."""
         module = copy.deepcopy(self._eval)
         with torch.no_grad():
-            for name, tensor in _tensors(module).items():
+            for name, tensor in tensors_of(module).items():
                 tensor.copy_(params[self._first_name[name]])
         return module
 
@@ -153,7 +138,7 @@ class Task:
         It is `functional_call`, which takes longer to find where the tensors of a module are than a small model runs.
         Like it, this is not for two threads at once: give each a copy of the task.
         """
-        x = self._decoded(x)
+        x = self.decoded(x)
         try:
             for own, key, name, _ in self._places:
                 own[key] = params[name]
@@ -223,7 +208,7 @@ class Task:
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
-        x = self._decoded(batch.x)
+        x = self.decoded(batch.x)
         if self.augment is not None:
             x = self.augment(x, batch.key ^ _AUGMENT_KEY)
         with KeyedDropout(batch.key), BFloat16() if self.bf16 else contextlib.nullcontext():
@@ -242,19 +227,26 @@ class Task:
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """The head on its own. Equals `logits` when nothing follows the head in the model."""
-        head = self._head_of(self._eval)
+        head = self.head_layer
         prefix = f"{self.head_module}." if self.head_module else ""
-        own = {name: params[self._first_name[prefix + name]] for name in _tensors(head)}
+        own = {name: params[self._first_name[prefix + name]] for name in tensors_of(head)}
         return functional_call(head, own, (features,))  # type: ignore[no-any-return]
 
     @property
+    def head_layer(self) -> nn.Module:
+        """The layer that is the head; raises `ValueError` in words if the model has none."""
+        return self._head_of(self._eval)
+
+    @property
     def feature_dim(self) -> int:
-        head = self._head_of(self._eval)
+        """How many numbers enter the head."""
+        head = self.head_layer
         if not isinstance(head, nn.Linear):
             raise ValueError(f"the head '{self.head_module}' is a {type(head).__name__}: its input width is not known")
         return head.in_features
 
-    def _decoded(self, x: Tensor) -> Tensor:
+    def decoded(self, x: Tensor) -> Tensor:
+        """Return inputs as the model takes them."""
         return x if self.decode is None else self.decode(x)
 
     def _head_of(self, module: nn.Module) -> nn.Module:
@@ -272,131 +264,3 @@ class Task:
         """Names of the parameters and buffers that belong to any of `modules`."""
         names = [name for name in self._first_name if any(not part or name.startswith(f"{part}.") for part in modules)]
         return frozenset(self._first_name[name] for name in names)
-
-
-def find_head(module: nn.Module, name: str | None) -> str | None:
-    """Return the name of a model's head: `name` if it has such a layer, by default its last linear layer, if any."""
-    if name is None:
-        linear = [key for key, m in module.named_modules() if isinstance(m, nn.Linear)]
-        return linear[-1] if linear else None
-    known = [key for key, m in module.named_modules() if key and any(True for _ in m.parameters())]
-    if name not in known:
-        raise ValueError(f"the model has no layer '{name}' with parameters; it has {', '.join(known)}")
-    return name
-
-
-def _tensors(module: nn.Module) -> Params:
-    """Parameters and buffers by every name they have (tied ones have several)."""
-    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
-
-
-def _first_names(module: nn.Module) -> dict[str, str]:
-    """{every name: the first name of the same tensor}; a model is keyed by first names only."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(module).items()}
-
-
-def _places(module: nn.Module, first_name: dict[str, str]) -> list[tuple[dict[str, Any], str, str, Any]]:
-    """Where a module has its tensors: the dict and the key there, the first name of the tensor, and the tensor."""
-    places = []
-    for name, first in first_name.items():
-        owner, _, key = name.rpartition(".")
-        inside = module.get_submodule(owner)
-        home: dict[str, Any] = inside._parameters if key in inside._parameters else inside._buffers
-        places.append((home, key, first, home[key]))
-    return places
-
-
-def _structure(module: nn.Module) -> tuple[Any, ...]:
-    """All that a module is but for the values of its parameters and buffers. What cannot be compared (a tensor that is
-    no buffer, an object of another library) stands for itself: such modules differ from all others."""
-    known = {id(tensor): ("tensor", name) for name, tensor in _tensors(module).items()}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            shape = (tuple(value.shape), value.dtype, value.requires_grad)
-            return known[id(value)] + shape if id(value) in known else ("object", id(value))
-        if isinstance(value, nn.Module):
-            return type(value), plain(vars(value))
-        if isinstance(value, dict):
-            return tuple((key, plain(each)) for key, each in value.items())
-        if isinstance(value, list | tuple):
-            return type(value), tuple(map(plain, value))
-        if isinstance(value, set):
-            return frozenset(value)
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
-            return type(value), value
-        if isinstance(value, type | types.BuiltinFunctionType):
-            return value
-        if isinstance(value, types.FunctionType) and not value.__closure__:
-            return value.__code__, id(value.__globals__), plain(value.__defaults__), plain(value.__kwdefaults__)
-        return "object", id(value)
-
-    return type(module), plain(vars(module))
-
-
-def make_task(module: Any, kind: Target | str, num_classes: int | None, example: Tensor, **options: Any) -> Task:
-    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not.
-
-    Whole numbers, such as the tokens of a text, go to the model as they are, unless it takes nothing but floats.
-    """
-    task = Task(module, kind, num_classes=num_classes, **options)
-    example = _some_of(example)
-    try:
-        with torch.no_grad():
-            try:
-                out = task.logits(task.init(), example)
-            except (RuntimeError, TypeError):
-                if task.decode is not None or example.is_floating_point():
-                    raise
-                task = Task(module, kind, num_classes=num_classes, **{**options, "decode": as_floats})
-                out = task.logits(task.init(), example)
-    except Exception as error:
-        if isinstance(error, IndexError) and not example.is_floating_point():
-            raise ValueError(
-                f"the model does not accept whole numbers from {int(example.min())} to {int(example.max())}, which the "
-                f"inputs have ({error}): its table of embeddings may be too small"
-            ) from error
-        why = f"{error}{in_user_code(error)}"
-        raise ValueError(f"the model does not accept inputs of shape {tuple(example.shape[1:])}: {why}") from error
-    if (problem := task.target.problem(out)) is not None:
-        raise ValueError(problem)
-    if task.target.num_outputs is not None:
-        try:
-            task.output_losses(out, task.target.blank(len(out)).to(out.device))
-        except Exception as error:
-            raise ValueError(f"the loss cannot be computed: {error}{in_user_code(error)}") from error
-    if task.augment is not None:
-        _check_augmentation(task, example)
-    task.head_is_last = _head_is_last(task, example, out)
-    return task
-
-
-@torch.no_grad()
-def _check_augmentation(task: Task, x: Tensor) -> None:
-    assert task.augment is not None
-    x = task._decoded(x)
-    try:
-        changed = task.augment(x, torch.tensor(1))
-    except Exception as error:
-        raise ValueError(f"the augmentation does not accept these inputs: {error}{in_user_code(error)}") from error
-    if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (x.shape, x.dtype):
-        raise ValueError(
-            f"the augmentation must return inputs of the same type and shape, {tuple(x.shape)}, one by one"
-        )
-
-
-def _some_of(inputs: Tensor) -> Tensor:
-    """Return two inputs; of whole numbers the smallest and the largest at every place, which tables may lack."""
-    if inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool) or inputs.is_meta or len(inputs) < 2:
-        return inputs[:2]
-    return torch.stack([inputs.amin(0), inputs.amax(0)])
-
-
-@torch.no_grad()
-def _head_is_last(task: Task, x: Tensor, outputs: Tensor) -> bool:
-    """Tell whether the model's outputs for `x` are what its head, one linear layer, makes of its features."""
-    if task.head_module is None or not isinstance(task._eval.get_submodule(task.head_module), nn.Linear):
-        return False
-    alone = task.head(task.init(), task.features(task.init(), x))
-    return alone.shape == outputs.shape and torch.allclose(alone, outputs, rtol=1e-4, atol=1e-5)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.core.errors import ConfigError
-from coterie.core.task import find_head
+from coterie.core.modules import find_head
 from coterie.core.tree import Params
 
 A, B = "_lora_a", "_lora_b"  # what follows the name of a weight in the names of its two matrices
