@@ -197,7 +197,7 @@ def test_adapters_that_there_are_not_are_refused_in_words():
     assert find_adapter("lora:rank=2:alpha=3:layers=0/2:freeze_a=true") == LoRA(2, 3.0, ("0", "2"), True)
     with pytest.raises(ConfigError, match="no adapter 'dora'"):
         find_adapter("dora")
-    with pytest.raises(ConfigError, match=r"adapter 'lora:rang=2' has no option 'rang'; its options are rank=4"):
+    with pytest.raises(ConfigError, match=r"'lora:rang=2' has no option 'rang' \(did.*\); write lora\[:rank=4\]"):
         find_adapter("lora:rang=2")
     with pytest.raises(ConfigError, match="no linear layer of the model is called query; it has 0, 2"):
         lora(perceptron(), layers=("query",))

@@ -205,7 +205,7 @@ def find_adapter(text: str) -> LoRA:
     if name != "lora":
         raise ConfigError([f"there is no adapter '{name}'; there is lora, as in lora:rank=4:alpha=8"])
     known = {each: LoRA.__dataclass_fields__[each].default for each in LoRA.__dataclass_fields__}
-    return LoRA(**options_from_words(f"adapter '{text}'", known, words))
+    return LoRA(**options_from_words("adapter", text, known, words))
 
 
 def _sum(layer: Any, name: str) -> Any:
