@@ -14,9 +14,19 @@ from coterie.core.user_code import in_user_code
 
 
 def make_task(module: Any, kind: Target | str, num_classes: int | None, example: Tensor, **options: Any) -> Task:
-    """A task, after one forward pass that shows the model fits the data; raises `ValueError` in words if not.
+    """Make a task, after one forward pass that shows that the model fits the data.
 
     Whole numbers, such as the tokens of a text, go to the model as they are, unless it takes nothing but floats.
+
+    Args:
+        module: the model.
+        kind: what is predicted: a target, "classification" or "regression".
+        num_classes: the number of classes, if `kind` is "classification".
+        example: some inputs, [batch, ...].
+        options: further arguments of `Task`.
+
+    Raises:
+        ValueError: the model, its loss or the augmentation does not fit; the message says why.
     """
     task = Task(module, kind, num_classes=num_classes, **options)
     example = _some_of(example)
@@ -52,6 +62,7 @@ def make_task(module: Any, kind: Target | str, num_classes: int | None, example:
 
 @torch.no_grad()
 def _check_augmentation(task: Task, x: Tensor) -> None:
+    """Raise `ValueError` unless the augmentation keeps the type and shape of inputs."""
     assert task.augment is not None
     x = task.decoded(x)
     try:

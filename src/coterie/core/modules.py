@@ -37,18 +37,18 @@ def find_head(module: nn.Module, name: str | None) -> str | None:
 
 
 def tensors_of(module: nn.Module) -> Params:
-    """Parameters and buffers by every name they have (tied ones have several)."""
+    """Return parameters and buffers by every name they have (tied ones have several)."""
     return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """{every name: the first name of the same tensor}; a model is keyed by first names only."""
+    """Return {every name: the first name of the same tensor}; a model is keyed by first names only."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors_of(module).items()}
 
 
 def places_of(module: nn.Module, first_name: dict[str, str]) -> list[tuple[dict[str, Any], str, str, Any]]:
-    """Where a module has its tensors: the dict and the key there, the first name of the tensor, and the tensor."""
+    """Return where a module has its tensors: the dict and the key there, the tensor's first name, and the tensor."""
     places = []
     for name, first in first_name.items():
         owner, _, key = name.rpartition(".")
@@ -59,8 +59,11 @@ def places_of(module: nn.Module, first_name: dict[str, str]) -> list[tuple[dict[
 
 
 def structure_of(module: nn.Module) -> tuple[Any, ...]:
-    """All that a module is but for the values of its parameters and buffers. What cannot be compared (a tensor that is
-    no buffer, an object of another library) stands for itself: such modules differ from all others."""
+    """Return all that a module is but for the values of its parameters and buffers.
+
+    What cannot be compared (a tensor that is no buffer, an object of another library) stands for itself: such modules
+    differ from all others.
+    """
     known = {id(tensor): ("tensor", name) for name, tensor in tensors_of(module).items()}
 
     def plain(value: Any) -> Any:

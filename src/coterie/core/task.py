@@ -84,7 +84,7 @@ class Task:
         self._structure = (self.target, head, loss, decode, bf16, augment, structure_of(self._train))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both compute the same functions of parameters and data, whatever their models begin at.
+        """Return whether both compute the same functions of parameters and data, whatever their models begin at.
 
         So the seeds of a comparison share compiled steps, and can be stacked.
         """
@@ -94,16 +94,16 @@ class Task:
         return hash((self.target, self.trainable, tuple(self._first_name)))
 
     def parts(self) -> tuple[Any, ...]:
-        """What two tasks must have in common to be equal; the module last, whose values do not matter."""
+        """Return what two tasks must have in common to be equal; the module last, whose values do not matter."""
         return (*self._structure[:-1], self._train)
 
     def init(self) -> Params:
-        """The wrapped module's own parameters and buffers."""
+        """Return the wrapped module's own parameters and buffers."""
         tensors = tensors_of(self._eval)
         return {name: tensors[name].detach().clone() for name in dict.fromkeys(self._first_name.values())}
 
     def module(self, params: Params) -> nn.Module:
-        """A copy of the wrapped module that has these parameters and buffers, in evaluation mode."""
+        """Return a copy of the wrapped module that has these parameters and buffers, in evaluation mode."""
         module = copy.deepcopy(self._eval)
         with torch.no_grad():
             for name, tensor in tensors_of(module).items():
@@ -111,7 +111,7 @@ class Task:
         return module
 
     def beginning(self, params: Params, only: frozenset[str] | None = None) -> Task:
-        """The same model that begins at `params` and, with `only`, trains nothing else."""
+        """Return the task of the same model that begins at `params` and, with `only`, trains nothing else."""
         module = self.module(params)
         if only is not None:
             for name, parameter in module.named_parameters():
@@ -120,7 +120,7 @@ class Task:
         return Task(module, self.target, head=self.head_module or None, loss=self.own_loss, **same)
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """(trained parameters, everything else)."""
+        """Divide a model into its trained parameters and everything else."""
         trained = {name: value for name, value in params.items() if name in self.trainable}
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
 
@@ -133,7 +133,7 @@ class Task:
         return {name: value for name, value in params.items() if name not in self.unsent}
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
-        """The model's outputs, [batch, ...], in evaluation mode.
+        """Return the model's outputs, [batch, ...], in evaluation mode.
 
         It is `functional_call`, which takes longer to find where the tensors of a module are than a small model runs.
         Like it, this is not for two threads at once: give each a copy of the task.
@@ -149,10 +149,15 @@ class Task:
                 own[key] = original
 
     def losses(self, params: Params, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return one loss an example, in evaluation mode; only joint losses look at the examples' weights."""
         return self.output_losses(self.logits(params, x), y, weight)
 
     def output_losses(self, outputs: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """One loss an example, from outputs that are there already; only joint losses look at the examples' weights."""
+        """Return one loss an example, from outputs that are there already.
+
+        Raises:
+            ValueError: the user's own loss gives something else.
+        """
         losses = self.target.losses(outputs, y, weight) if self.own_loss is None else self.own_loss(outputs, y)
         if losses.shape != outputs.shape[:1]:
             raise ValueError(f"the loss must give one number an example, {outputs.shape[0]}, not {tuple(losses.shape)}")
@@ -160,31 +165,35 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """The name of the kind of target."""
+        """Return the name of the kind of target."""
         return self.target.kind
 
     @property
     def log_loss(self) -> bool:
-        """Whether the loss is -log p_y of a classification."""
+        """Return whether the loss is -log p_y of a classification."""
         return self.own_loss is None and isinstance(self.target, Classes)
 
     @property
     def joint(self) -> bool:
-        """Whether the loss of an example depends on the others of its minibatch, as Cox's does."""
+        """Return whether the loss of an example depends on the others of its minibatch, as Cox's does."""
         return self.own_loss is None and self.target.joint
 
     def loss(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """(training loss, sum mask_i loss_i / sum mask_i, what the forward pass left of the untrained values)."""
+        """Compute the loss of a training step.
+
+        Returns:
+            The loss, sum mask_i loss_i / sum mask_i, and what the forward pass left of the untrained values.
+        """
         outputs, rest = self._train_pass(params, batch)
         return self.batch_loss(outputs, batch), rest
 
     def batch_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """sum mask_i loss_i / sum mask_i, from outputs that are there already."""
+        """Return sum mask_i loss_i / sum mask_i, from outputs that are there already."""
         losses = self.output_losses(outputs, batch.y, batch.mask)
         return (losses * batch.mask).sum() / batch.mask.sum().clamp_min(MIN_TOTAL_WEIGHT)
 
     def outputs_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
-        """One forward pass in training mode, for losses of your own.
+        """Do one forward pass in training mode, for losses of your own.
 
         Returns:
             The outputs; what entered the head on the way, [batch, feature_dim]; and what the pass left of the untrained
@@ -199,12 +208,12 @@ class Task:
         return outputs, caught[-1], rest
 
     def loss_and_features(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor, Params]:
-        """`loss` with, in the middle, what entered the head on the way, [batch, feature_dim]: one forward pass."""
+        """Do what `loss` does, and return what entered the head on the way, [batch, feature_dim], between the two."""
         outputs, features, rest = self.outputs_and_features(params, batch)
         return self.batch_loss(outputs, batch), features, rest
 
     def _train_pass(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """(outputs in training mode, what the forward pass left of the untrained values)."""
+        """Return outputs in training mode, and what the forward pass left of the untrained values."""
         trained, rest = self.split(params)
         # Normalisation layers write their running statistics in place: give them copies of this call's own.
         rest = {name: value.clone() for name, value in rest.items()}
@@ -216,7 +225,7 @@ class Task:
         return outputs, rest
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        """What enters the head, [batch, feature_dim]."""
+        """Return what enters the head, [batch, feature_dim], in evaluation mode."""
         caught: list[Tensor] = []
         hook = self._head_of(self._eval).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
         try:
@@ -226,7 +235,7 @@ class Task:
         return caught[-1]
 
     def head(self, params: Params, features: Tensor) -> Tensor:
-        """The head on its own. Equals `logits` when nothing follows the head in the model."""
+        """Apply the head alone to features. This gives `logits` when nothing follows the head in the model."""
         head = self.head_layer
         prefix = f"{self.head_module}." if self.head_module else ""
         own = {name: params[self._first_name[prefix + name]] for name in tensors_of(head)}
@@ -234,12 +243,12 @@ class Task:
 
     @property
     def head_layer(self) -> nn.Module:
-        """The layer that is the head; raises `ValueError` in words if the model has none."""
+        """Return the layer that is the head; raise `ValueError` in words if the model has none."""
         return self._head_of(self._eval)
 
     @property
     def feature_dim(self) -> int:
-        """How many numbers enter the head."""
+        """Return how many numbers enter the head; raise `ValueError` if it is no linear layer."""
         head = self.head_layer
         if not isinstance(head, nn.Linear):
             raise ValueError(f"the head '{self.head_module}' is a {type(head).__name__}: its input width is not known")
@@ -255,12 +264,12 @@ class Task:
         return module.get_submodule(self.head_module)
 
     def _uncounted(self, module: nn.Module) -> frozenset[str]:
-        """Names of counts of minibatches that no layer reads."""
+        """Return the names of counts of minibatches that no layer reads."""
         layers = [(name, m) for name, m in module.named_modules() if getattr(m, "momentum", None) is not None]
         names = [f"{name}.num_batches_tracked".lstrip(".") for name, _ in layers]
         return frozenset(self._first_name[name] for name in names if name in self._first_name)
 
     def _under(self, modules: list[str]) -> frozenset[str]:
-        """Names of the parameters and buffers that belong to any of `modules`."""
+        """Return the names of the parameters and buffers that belong to any of `modules`."""
         names = [name for name in self._first_name if any(not part or name.startswith(f"{part}.") for part in modules)]
         return frozenset(self._first_name[name] for name in names)

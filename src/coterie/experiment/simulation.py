@@ -368,8 +368,7 @@ class Simulation:
         return draw(self.federation, group, self._withholding(plan), seed=self.seed, purpose=purpose, round=round)
 
     def _withholding(self, plan: Plan) -> Plan:
-        share = self.method.withheld_share
-        return replace(plan, withheld=share) if share else plan
+        return replace(plan, withheld=self.method.withheld_share)
 
     def _local_update(self, client: Tree, down: Tree, batches: Batches) -> Any:
         return self.method.local_update(self.task, client, down, batches)
