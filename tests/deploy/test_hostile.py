@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.core import tree
-from coterie.deploy import guard, messages, peer_mail, site_trials, wire
+from coterie.deploy import guard, messages, peer_mail, site_peers, site_trials, wire
 from coterie.deploy.delivery import Delivery
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import Refused
@@ -204,24 +204,25 @@ def check_mail(heard, number: int, seed: int) -> None:
     site, sent = heard["ring"]
     message = next(m for m in map(guard.read_at_site, sent) if m.kind == "round" and m.round == 3)
     envelope = next(e for e in sent if guard.read_at_site(e) == message)
-    workbench = site._workbench(message.facts)
-    from coterie.deploy.site import _initial
+    workbench = site.workbench(message.facts)
     from coterie.deploy.store import Store
 
-    neighbourhood, _ = site._neighbourhood(message, Store(site.root, message.run, "a"))
-    private = _initial(workbench, neighbourhood)
-    mail, _ = site._open_mail(envelope, message, workbench, neighbourhood, private)
+    neighbourhood, _ = site_peers.neighbourhood_of(site, message, Store(site.root, message.run, "a"))
+    private = site_peers.initial_of(workbench, neighbourhood)
+    mail, _ = site_peers.open_mail(site, envelope, message, workbench, neighbourhood, private)
     secrets = {name: exchange_key_at(site.root.parent / name / "exchange.key") for name in "ad"}
     public = {name: each.public_key().public_bytes_raw().hex() for name, each in secrets.items()}
     real = wire.encode(peer_mail.read(neighbourhood, secrets["a"], message.run, (2, "d"), mail[2, "d"], private.up)[1])
     without = {key: data for key, data in mail.items() if key != (2, "d")}
-    expected, _ = site._read_mail(without, message, workbench, neighbourhood, 0, private)
+    expected, _ = site_peers.read_mail(site, without, message, workbench, neighbourhood, 0, private)
     refusals = 0
     for _ in range(number):
         body = mutated_body(real, draw, table=draw.random() < 0.6)
         data = seal(body, secrets["d"], public["a"], Route(message.run, 2, "d", "a"))
         data = data if draw.random() < 0.9 else draw.choice((b"", data[:5], data[:-1]))
-        read, refused = site._read_mail({**without, (2, "d"): data}, message, workbench, neighbourhood, 0, private)
+        read, refused = site_peers.read_mail(
+            site, {**without, (2, "d"): data}, message, workbench, neighbourhood, 0, private
+        )
         refusals += len(refused)
         if refused:
             assert [each[:2] for each in refused] == [(2, "d")]

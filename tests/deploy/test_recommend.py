@@ -8,20 +8,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from coterie.core.errors import ConfigError
 from coterie.core.toml import read_toml
-from coterie.deploy import messages
 from coterie.deploy.contract import Rules
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.recommend import AtSites, _evidence, recommend_over
-from coterie.deploy.refused import Refused
+from coterie.deploy.panel_at_sites import AtSites
+from coterie.deploy.recommend import recommend_over
 from coterie.deploy.server import Server
 from coterie.deploy.settings import Deploy
-from coterie.deploy.site import Site, one_client
+from coterie.deploy.site import Site
+from coterie.deploy.site_data import one_client
 from coterie.deploy.store import Store
 from coterie.experiment.setup import prepare
 from coterie.experiment.tuning.recommend import recommend
@@ -172,21 +171,6 @@ def test_one_site_moves_no_score_beyond_those_of_the_others(
     assert len(honest) == 3
     assert min(honest) <= told.choice.scores["ifca"] <= max(honest) < 1
     assert told.choice.over_local["ifca"].error > 1e-3
-
-
-def test_scores_that_cannot_be_are_refused() -> None:
-    ok: dict[str, Any] = {
-        **{"run": "r", "life": 1, "round": 1, "sender": "a", "request": "0" * 64, "examples": 40},
-        **{"scores": (0.5, 0.6), "errors": (0.1,), "ends": ((-0.1, 0.3),), "differing": (7,)},
-    }
-    about: Any = (("local", "fedavg"), "auroc", 40)
-    assert _evidence(messages.Judged(**ok), *about).scores["fedavg"] == [0.6]
-    wrong = [{"scores": (0.5, 1.1)}, {"errors": (-0.1,)}, {"examples": 41}, {"differing": (41,)}, {"scores": (0.5,)}]
-    for change in wrong:
-        with pytest.raises(Refused):
-            _evidence(messages.Judged(**{**ok, **change}), *about)
-    unknown = _evidence(messages.Judged(**{**ok, "scores": (0.5, None)}), *about)
-    assert np.isnan(unknown.scores["fedavg"]).all()
 
 
 def test_a_server_that_was_stopped_goes_on(simulated: Recommendation, tmp_path: Path, monkeypatch: Any) -> None:

@@ -207,7 +207,7 @@ def test_what_a_script_defines_is_not_written_down_as_a_path(monkeypatch):
     """`python study.py` is `__main__`, which another process that resumes the run cannot import from."""
     import sys
 
-    from coterie.experiment.setup import path_of
+    from coterie.experiment.given import path_of
 
     assert brier.path == "tests.evaluation.test_scoring:brier"
     assert path_of(no_number.function) is None

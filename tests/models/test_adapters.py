@@ -8,8 +8,9 @@ from torch import nn
 import coterie
 from coterie.core import tree
 from coterie.core.errors import ConfigError, CoterieWarning
+from coterie.core.make_task import make_task
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.engine import Engine, in_order
 from coterie.experiment.building import with_weights
 from coterie.experiment.simulation import Simulation
@@ -196,7 +197,7 @@ def test_adapters_that_there_are_not_are_refused_in_words():
     assert find_adapter("lora:rank=2:alpha=3:layers=0/2:freeze_a=true") == LoRA(2, 3.0, ("0", "2"), True)
     with pytest.raises(ConfigError, match="no adapter 'dora'"):
         find_adapter("dora")
-    with pytest.raises(ConfigError, match=r"adapter 'lora:rang=2' has no option 'rang'; its options are rank=4"):
+    with pytest.raises(ConfigError, match=r"'lora:rang=2' has no option 'rang' \(did.*\); write lora\[:rank=4\]"):
         find_adapter("lora:rang=2")
     with pytest.raises(ConfigError, match="no linear layer of the model is called query; it has 0, 2"):
         lora(perceptron(), layers=("query",))

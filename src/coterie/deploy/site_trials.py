@@ -25,8 +25,8 @@ from coterie.deploy.store import Store
 from coterie.deploy.work import LOOP, Private, Workbench, reported
 from coterie.evaluation import Predictions
 from coterie.evaluation.scoring import names_of
+from coterie.experiment.divergence import DIVERGED
 from coterie.experiment.resolve import method_of
-from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.evidence import LOCAL, evidence_of
 from coterie.experiment.tuning.folds import folds_of
 from coterie.experiment.tuning.panel import together

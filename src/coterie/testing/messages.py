@@ -82,7 +82,7 @@ class Messages(NamedTuple):
 
 @cache
 def model() -> Task:
-    """A network with a frozen first layer, BatchNorm, and a head, for three classes of six features."""
+    """Make a network with a frozen first layer, BatchNorm, and a head, for three classes of six features."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         frozen = nn.Linear(6, 6).requires_grad_(False)
@@ -112,7 +112,7 @@ def describe(message: Tree, task: Task | None = None) -> str:
 
 
 def _parts(message: Any) -> list[tuple[str, Any]]:
-    """The fields of a message with the models in them put together: parts of one model are one thing."""
+    """Return the fields of a message with the models in them put together: parts of one model are one thing."""
     if isinstance(message, dict):
         return [("", message)] if message else []
     if isinstance(message, Addressed) and not tree.leaves(message.parts):  # nobody but the server is told anything

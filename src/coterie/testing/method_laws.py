@@ -50,7 +50,7 @@ def server_equals_peers(method: AnyMethod) -> None:
 
 
 def _held(peer: int, server: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-    """What a peer's copy should have of a leaf of the server: all, or its own row only (`Population.holds`)."""
+    """Return what a peer's copy should have of a leaf of the server: all, or its own row only (`Population.holds`)."""
     return server if server.shape == copy.shape else server[peer : peer + 1]
 
 
@@ -91,7 +91,7 @@ def options_act_and_the_method_learns(method: AnyMethod, everything: bool = True
 
 
 def options_change_the_result(method: AnyMethod) -> None:
-    """The first half of law 4: each of them does, in at least one context."""
+    """Check the first half of law 4: each of them does, in at least one context."""
     idle: set[str] | None = None
     for context in contexts(method):
         base = _deployed(context)
@@ -110,7 +110,7 @@ def options_change_the_result(method: AnyMethod) -> None:
 
 
 def _deployed(method: AnyMethod) -> dict[str, torch.Tensor]:
-    """What clients deploy after two rounds; stacked, since that takes half the time, and law 1 says that it may."""
+    """Return what clients deploy after two rounds; stacked, which takes half the time, and which law 1 allows."""
     engine = Engine("stacked", chunk=len(SIZES))
     return tree.pack(views(simulate(method, engine, rounds=2), engine))
 
@@ -197,7 +197,7 @@ def one_client_gets_its_own_solution(method: AnyMethod) -> None:
 
 
 def _models(value: Tree, like: Params, rows: bool = False) -> Iterator[Params]:
-    """Every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows.
+    """Yield every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows.
 
     A message without what is never sent (`Task.sent`) is a model too, with the rest from `like`.
     """

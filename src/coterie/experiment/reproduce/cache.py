@@ -26,11 +26,12 @@ from coterie import __version__
 from coterie.core.errors import CheckpointError
 from coterie.data import SOURCES
 from coterie.experiment.config import Config
+from coterie.experiment.given import sort_settings
 from coterie.experiment.resolve import resolve
 from coterie.experiment.result import Result
-from coterie.experiment.setup import optimizer_of, sort_settings
 from coterie.experiment.several.compare import SETTINGS_NOT_COMPARED
 from coterie.methods.fields import AnyMethod, find_method, values_of
+from coterie.methods.named import optimizer_of
 from coterie.storage import files
 
 FORMAT = 1
