@@ -14,7 +14,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation, Split, replace_unchecked
-from coterie.engine import ClientRunner, Engine
+from coterie.engine import Choice, ClientRunner, Engine
 from coterie.engine.autotune import shaped
 from coterie.evaluation.metrics import average
 from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine, stacked_shape
@@ -41,6 +41,7 @@ def without_test(federation: Federation) -> Federation:
 class Engines:
     """Pick the engine for the candidates of a method: once, if they share their compiled steps.
 
+    A step is compiled if that saves time over what the candidates take side by side, which needs no compiling.
     Candidates that differ in what is part of a step's code (a step size of its own, a choice of words) each need a
     compiled step of their own. Then a second choice is made, in which compiling has to pay within one candidate.
     """
@@ -53,6 +54,7 @@ class Engines:
     _beside: Engine | None = None  # of several side by side
     _compiled: list[int] = dataclasses.field(default_factory=list)  # steps compiled before each candidate
     _settled: bool = False
+    _told: bool = False  # that candidates train side by side
 
     def engine(self, setup: Setup, sim: Simulation) -> Engine:
         """Return the engine for a candidate that is about to train alone."""
@@ -81,24 +83,46 @@ class Engines:
         """
         setup, sim = setups[0], sims[0]
         if self._engine is None:
-            self._engine = self._picked([setup], [sim], self.rounds, self.choices)
-        if not self.may_share(setups):
-            return None
-        kind, agreed = (type(setup.method), sim.task, kind_of(values[0])), self.choices.agreed
-        if kind not in agreed:
-            agreed[kind] = agree(sims, values)
-        if not agreed[kind]:
+            otherwise = functools.partial(self._seconds_beside, setups, sims, values)
+            self._engine = self._picked([setup], [sim], self.rounds, self.choices, otherwise=otherwise)
+        if not self.may_share(setups) or not self._agree(setups, sims, values):
             return None
         if self._beside is None:
             self._beside = self._engine
             if self._engine.kind == "loop":  # one candidate is too few to be stacked, or its model is large
-                probe = functools.partial(merged_probe, sims, values)
-                plain = [_uncompiled(each) for each in setups]
-                self._beside = self._picked(plain, sims, -(-self.rounds // len(sims)), Choices(), probe)
-                if self._beside.kind == "loop":
-                    return None
+                self._pick_beside(setups, sims, values)
+        if self._beside.kind == "loop":
+            return None
         participants = sum(each.participants for each in sims)
-        return shaped(self._beside, *stacked_shape(setup, sim, participants), participants)
+        engine = shaped(self._beside, *stacked_shape(setup, sim, participants), participants)
+        if not self._told:
+            self._told = True
+            self.say(f"{setup.config.method}: candidates side by side, {engine.describe()}")
+        return engine
+
+    def _agree(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> bool:
+        kind, agreed = (type(setups[0].method), sims[0].task, kind_of(values[0])), self.choices.agreed
+        if kind not in agreed:
+            agreed[kind] = agree(sims, values)
+        return agreed[kind]
+
+    def _seconds_beside(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> float:
+        """Return how long all candidates take side by side, without compiling; infinity if they cannot."""
+        if not self.may_share(setups) or not self._agree(setups, sims, values):
+            return math.inf
+        choice = self._pick_beside(setups, sims, values)
+        if choice is None or choice.engine.kind == "loop" or not choice.microseconds:
+            return math.inf
+        steps = sims[0].client_steps(self.rounds)
+        return steps * min(choice.microseconds.values()) / 1e6 / (choice.engine.workers or 1)
+
+    def _pick_beside(
+        self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]
+    ) -> Choice | None:
+        probe = functools.partial(merged_probe, sims, values)
+        plain, choices, rounds = [_uncompiled(each) for each in setups], Choices(), -(-self.rounds // len(sims))
+        self._beside = self._picked(plain, sims, rounds, choices, probe, say=lambda _: None)
+        return choices.same(RunStart(plain[0], sims[0], None, rounds))
 
     def _picked(
         self,
@@ -107,9 +131,11 @@ class Engines:
         rounds: int,
         choices: Choices,
         probe: Callable[[], Work] | None = None,
+        say: Callable[[str], None] | None = None,
+        otherwise: Callable[[], float] | None = None,
     ) -> Engine:
         starts = [RunStart(setup, sim, None, rounds) for setup, sim in zip(setups, sims, strict=True)]
-        return pick_engine(starts, probe or starts[0].probe, self.say, choices)
+        return pick_engine(starts, probe or starts[0].probe, say or self.say, choices, otherwise)
 
 
 def _uncompiled(setup: Setup) -> Setup:
