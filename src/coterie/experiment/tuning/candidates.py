@@ -54,7 +54,7 @@ class Engines:
     _beside: Engine | None = None  # of several side by side
     _compiled: list[int] = dataclasses.field(default_factory=list)  # steps compiled before each candidate
     _settled: bool = False
-    _told: bool = False  # that candidates train side by side
+    _unsaid: list[str] = dataclasses.field(default_factory=list)  # on the engine of one, until it is known who trains
 
     def engine(self, setup: Setup, sim: Simulation) -> Engine:
         """Return the engine for a candidate that is about to train alone."""
@@ -81,10 +81,21 @@ class Engines:
         They gain nothing side by side where one client's steps are taken at a time, in a loop or by C++. Compiled steps
         that Python calls would have to be compiled for every number of candidates.
         """
+        known = self._engine is not None
+        engine = self._shared(setups, sims, values)
+        if not known and engine is not None:
+            self._unsaid = [f"{setups[0].config.method}: candidates side by side, {engine.describe()}"]
+        for words in self._unsaid:
+            self.say(words)
+        self._unsaid.clear()
+        return engine
+
+    def _shared(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> Engine | None:
         setup, sim = setups[0], sims[0]
         if self._engine is None:
             otherwise = functools.partial(self._seconds_beside, setups, sims, values)
-            self._engine = self._picked([setup], [sim], self.rounds, self.choices, otherwise=otherwise)
+            say = self._unsaid.append
+            self._engine = self._picked([setup], [sim], self.rounds, self.choices, say=say, otherwise=otherwise)
         if not self.may_share(setups) or not self._agree(setups, sims, values):
             return None
         if self._beside is None:
@@ -94,11 +105,7 @@ class Engines:
         if self._beside.kind == "loop":
             return None
         participants = sum(each.participants for each in sims)
-        engine = shaped(self._beside, *stacked_shape(setup, sim, participants), participants)
-        if not self._told:
-            self._told = True
-            self.say(f"{setup.config.method}: candidates side by side, {engine.describe()}")
-        return engine
+        return shaped(self._beside, *stacked_shape(setup, sim, participants), participants)
 
     def _agree(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> bool:
         kind, agreed = (type(setups[0].method), sims[0].task, kind_of(values[0])), self.choices.agreed
