@@ -1,19 +1,17 @@
 """What 20 candidates cost in one search, beside 20 runs of their own.
 
-    python benchmarks/tune.py [--trials 20] [--rounds 20] [--repeats 1] [--write]
+    python benchmarks/tune.py [--trials 20] [--rounds 20] [--write]
 
-For small models: softmax regression on digits, and an MLP on the tables of eight generated hospitals. All ways are
-timed in turn, after one run that leaves compiled steps on disk, and each has a process of its own, start included.
-Processor time is that of all processes. The first five train the same rounds:
+For small models: softmax regression on digits, and an MLP on the tables of eight generated hospitals; with compiled
+steps, which a run before has left on disk, and in ordinary PyTorch (COTERIE_BACKEND=plain). All ways have the same
+back-end, are timed in turn, and each has a process of its own, start included. Processor time is that of all processes.
 
-- runs:    `coterie run` once for each candidate, with neither report nor reference;
-- loop:    `coterie.run` once for each candidate, in one process: what a script would do;
-- one:     one search without halving, one candidate after another: one federation, one choice of an engine;
-- beside:  the same with candidates side by side, where that is what the search does;
-- plain:   the same where nothing is compiled (COTERIE_BACKEND=plain), so that candidates are side by side;
-- halving: the same search as `coterie tune` does it, and one run of what it chose, with tests.
+- runs:    `coterie run` for each candidate, with neither report nor reference (a quarter of them is timed, times 4);
+- loop:    `coterie.run` for each candidate, in one process: what a script would do;
+- search:  `coterie tune --no-halving`: as many rounds as those, so that what it saves is by sharing;
+- halving: `coterie tune`, and one run of what it chose, with tests.
 
-With --write, docs/tune.md gets the table.
+With --write, docs/tune.md gets the table. On two idle cores it takes about four minutes.
 """
 
 from __future__ import annotations
@@ -36,12 +34,9 @@ SEARCH = """
 import sys
 from pathlib import Path
 from coterie.experiment.run import run_setup
-from coterie.experiment.tuning import candidates
 from coterie.experiment.tuning.tune import prepare_searches, run_tuning
 
 method, data, trials, rounds, model, way, out = sys.argv[1:]
-if way == "one":
-    candidates.Engines.shared = lambda *_: None
 how = {"halving": way == "halving", "report": False, "model": model or None, "take_home": "federated"}
 found = prepare_searches([method], data, trials=int(trials), rounds=int(rounds), **how)
 found.methods = {method: found.methods[method]}  # local would have a search of its own
@@ -61,16 +56,20 @@ for rate in map(float, way.split(",")):
     except coterie.CoterieError as error:
         assert "diverged" in str(error)
 """
-CASES = {"softmax regression on digits": ("digits", "linear"), "an MLP on hospitals' tables": ("hospitals", "mlp")}
-SEARCHES = ("one", "beside", "plain", "halving")
-WAYS = {
-    "runs": "20 runs, a process each",
-    "loop": "20 runs in one process",
-    "one": "one search, one candidate after another",
-    "beside": "one search, as `coterie tune --no-halving`",
-    "plain": "the same where nothing is compiled",
-    "halving": "one search, as `coterie tune`, and a tested run",
+CASES = {
+    "softmax regression on digits, compiled": ("digits", "linear", False),
+    "softmax regression on digits, not compiled": ("digits", "linear", True),
+    "an MLP on hospitals' tables, compiled": ("hospitals", "mlp", False),
+    "an MLP on hospitals' tables, not compiled": ("hospitals", "mlp", True),
 }
+SEARCHES = ("search", "halving")
+WAYS = {
+    "runs": "{} commands `coterie run`",
+    "loop": "{} calls of `coterie.run` in one process",
+    "search": "one search with as many rounds (`coterie tune --no-halving`)",
+    "halving": "one search (`coterie tune`), and a tested run",
+}
+OF_RUNS = 4  # one of so many is timed
 PAGE = Path(__file__).parents[1] / "docs" / "tune.md"
 BEGIN, END = "<!-- benchmarks/tune.py -->", "<!-- end -->"
 
@@ -85,11 +84,11 @@ def main() -> None:
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="put the table into docs/tune.md")
+    parser.add_argument("--only", default="", help="cases with these words")
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     options = parser.parse_args()
-    found = {case: measure(options, *about) for case, about in CASES.items()}
+    found = {case: measure(options, *about) for case, about in CASES.items() if options.only in case}
     lines = table(found, options)
     print("\n".join(lines))
     if options.write:
@@ -100,48 +99,49 @@ def main() -> None:
         options.json.write_text(json.dumps(found, indent=2))
 
 
-def measure(options: argparse.Namespace, data: str, model: str) -> dict[str, list[Spent]]:
-    """Time all ways in turn, `options.repeats` times."""
+def measure(options: argparse.Namespace, data: str, model: str, plain: bool) -> dict[str, Spent]:
+    """Time all ways in turn."""
     rates = [f"{10 ** (-3 + 3 * k / max(options.trials - 1, 1)):g}" for k in range(options.trials)]
     common = ["--method", options.method, "--data", data, "--model", model, "--rounds", str(options.rounds)]
 
-    def one_run(rate: str, out: Path) -> None:
-        quick = ["--no-report", "--no-reference", "--quiet", "--take-home", "federated"]
-        call([sys.executable, "-m", "coterie", "run", *common, *quick, "--lr", rate, "--out", str(out)])
+    def one_run(rate: str, out: Path, *more: str) -> None:
+        quick = ["--no-report", "--no-reference", "--quiet", "--take-home", "federated", *more]
+        call([sys.executable, "-m", "coterie", "run", *common, *quick, "--lr", rate, "--out", str(out)], plain)
 
     def script(text: str, way: str, out: Path) -> None:
         words = [options.method, data, str(options.trials), str(options.rounds), model, way, str(out)]
-        call([sys.executable, "-c", text, *words], plain=way == "plain")
+        call([sys.executable, "-c", text, *words], plain)
 
-    spent: dict[str, list[Spent]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="coterie-tune-") as scratch:
-        one_run("0.01", Path(scratch) / "warm")
-        for k in range(options.repeats):
-            place = Path(scratch) / str(k)
-            each = [timed(partial(one_run, rate, place / f"run-{rate}")) for rate in rates]
-            spent["runs"].append(Spent(sum(one.wall for one in each), sum(one.processor for one in each)))
-            spent["loop"].append(timed(partial(script, LOOP, ",".join(rates), place / "loop")))
-            for way in SEARCHES:
-                spent[way].append(timed(partial(script, SEARCH, way, place / way)))
+        place = Path(scratch)
+        if not plain:
+            one_run("0.01", place / "compiles", "--compile")
+        some = rates[OF_RUNS // 2 :: OF_RUNS]
+        each = [timed(partial(one_run, rate, place / f"run-{rate}")) for rate in some]
+        spent = {"runs": Spent(*(len(rates) * statistics.mean(part) for part in zip(*each, strict=True)))}
+        spent["loop"] = timed(partial(script, LOOP, ",".join(rates), place / "loop"))
+        for way in SEARCHES:
+            spent[way] = timed(partial(script, SEARCH, way, place / way))
     return spent
 
 
-def table(found: dict[str, dict[str, list[Spent]]], options: argparse.Namespace) -> list[str]:
-    """Return the table in Markdown: medians, and how many times faster than the first row."""
+def table(found: dict[str, dict[str, Spent]], options: argparse.Namespace) -> list[str]:
+    """Return the table in Markdown."""
+    head = ["", "processor s", "s", *(f"times as fast as {what}: processor, wall" for what in ("commands", "calls"))]
     lines = [
-        f"{options.trials} candidates of {options.method}, {options.rounds} rounds, the median of {options.repeats}; "
-        "in brackets, the first row over this one:",
+        f"{options.trials} candidates of {options.method}, {options.rounds} rounds:",
         "",
-        f"| | {' | '.join(f'{case}: processor s | s' for case in found)} |",
-        f"|---|{'---:|' * 2 * len(found)}",
+        f"| {' | '.join(head)} |",
+        "|---|---:|---:|---:|---:|",
     ]
-    for way, words in WAYS.items():
-        cells = []
-        for spent in found.values():
-            for part in ("processor", "wall"):
-                value, runs = (statistics.median(getattr(each, part) for each in spent[key]) for key in (way, "runs"))
-                cells.append(f"{value:.1f} ({runs / value:.1f}x)")
-        lines.append(f"| {words} | {' | '.join(cells)} |")
+    for case, spent in found.items():
+        lines.append(f"| **{case}** | | | | |")
+        for way, words in WAYS.items():
+            own = spent[way]
+            ratios = [", ".join(f"{a / b:.1f}" for a, b in zip(reversed(spent[other]), reversed(own), strict=True))
+                      if way in SEARCHES else "" for other in ("runs", "loop")]  # fmt: skip
+            cells = [words.format(options.trials), f"{own.processor:.1f}", f"{own.wall:.1f}", *ratios]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -154,7 +154,7 @@ def timed(work: Callable[[], None]) -> Spent:
     return Spent(time.perf_counter() - begin, processor)
 
 
-def call(words: Sequence[str], plain: bool = False) -> None:
+def call(words: Sequence[str], plain: bool) -> None:
     """Run a command; stop with what it printed if it fails, except that a run may diverge."""
     own = {"OMP_NUM_THREADS": "1", **({"COTERIE_BACKEND": "plain"} if plain else {})}
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **own})

@@ -75,6 +75,19 @@ def test_auto_measures_both_and_does_not_compile_for_little_work():
     assert not choice.engine.compiled
 
 
+def test_auto_does_not_compile_what_is_faster_in_another_way():
+    asked = []
+
+    def otherwise():
+        asked.append("how long?")
+        return 0.0
+
+    assert not pick(simulation(), client_steps=10**9, compiled=None, otherwise=otherwise).engine.compiled
+    assert asked == ["how long?"]
+    pick(simulation(), client_steps=1, compiled=None, otherwise=otherwise)
+    assert len(asked) == 1  # where compiling does not seem to pay, nobody asks
+
+
 def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):
     module = sys.modules["coterie.engine.autotune"]  # its function has the same name
     monkeypatch.setattr(module, "compiling_takes", lambda *_: float("inf"))

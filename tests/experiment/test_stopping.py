@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.core.errors import CheckpointError, ConfigError
+from coterie.core.errors import CheckpointError, ConfigError, CoterieWarning
 from coterie.core.toml import read_toml
 from coterie.experiment import stopping
 from coterie.experiment.config import Config
@@ -16,6 +16,7 @@ from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.experiment.several.lockstep import MergedProgress
 from coterie.experiment.stopping import Stop, early_stop
+from coterie.methods import FedAvg
 from coterie.storage.run_folder import RunFolder
 from tests.experiment.conftest import two_kinds
 
@@ -136,6 +137,38 @@ def test_seeds_in_lockstep_stop_each_at_its_own_round(tmp_path):
     assert len(set(alone.values())) > 1, "they do stop at different rounds"
     again = coterie.compare(["local", "fedavg"], 3, two_kinds(), out=tmp_path / "all", early_stop=2, **settings)
     assert again.rows == found.rows
+
+
+def ends(out, *labels, seed=0):
+    """The number of rounds that each method of a comparison had."""
+    return {label: RunFolder(out / f"{label}-seed{seed}").read_rounds(99)[-1]["round"] for label in labels}
+
+
+def test_beside_other_methods_training_alone_has_as_many_rounds_as_the_longest(tmp_path):
+    settings = {**HOW, "early_stop": 2, "out": tmp_path / "all"}
+    all_three = {"local": "local", "fedavg": "fedavg", "slow": FedAvg(coterie.SGD(lr=0.03))}
+    two = {key: all_three[key] for key in ("local", "fedavg")}
+    coterie.compare(two, 1, two_kinds(), **settings)
+    short = ends(tmp_path / "all", *two)
+    assert short["local"] == short["fedavg"] < 30
+    found = coterie.compare(all_three, 1, two_kinds(), **settings)
+    rounds = ends(tmp_path / "all", *all_three)
+    assert rounds["fedavg"] == short["fedavg"] < rounds["slow"] == rounds["local"]
+    config = read_toml(tmp_path / "all" / "local-seed0" / "config.toml")
+    assert "early_stop" not in config
+    once = coterie.compare(all_three, 1, two_kinds(), **{**settings, "out": tmp_path / "once"})
+    assert once.rows == found.rows, "what went on is what would have been trained at once"
+
+
+def test_runs_of_unequal_length_are_compared_with_the_longest_reference_or_a_warning(tmp_path):
+    for method, rounds in (("fedavg", 2), ("ditto", 3)):
+        coterie.run(method, two_kinds(), out=tmp_path / method, **{**HOW, "rounds": rounds})
+    found = coterie.compare_runs([tmp_path / "fedavg", tmp_path / "ditto"])
+    longest = RunFolder(tmp_path / "ditto" / "reference").read_clients()
+    assert found.scores("local")[0].tolist() == [row["test_balanced_accuracy"] for row in longest]
+    coterie.run("local", two_kinds(), out=tmp_path / "local", **{**HOW, "rounds": 1})
+    with pytest.warns(CoterieWarning, match="trained alone for 1 rounds, .*ditto' for 3: what seems a gain"):
+        coterie.compare_runs([tmp_path / "fedavg", tmp_path / "ditto", tmp_path / "local"])
 
 
 def test_news_of_runs_that_end_at_different_rounds_are_merged():

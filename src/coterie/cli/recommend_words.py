@@ -115,10 +115,10 @@ def _over_second(found: Recommendation, lead: Difference) -> str:
     if lead.mean >= 0:
         much = amount(found.metric, lead.mean)
         return f"Over the next best, {second}, it leads by {much}, which may be chance ({interval})."
-    return (
-        f"{second} scores {amount(found.metric, lead.mean)} higher, within a standard error ({interval}): "
-        f"of methods that are as good, {found.method} sends least."
-    )
+    higher = f"{second} scores {amount(found.metric, lead.mean)} higher"
+    if not found.choice.over_local[second].clear:
+        return f"{higher} ({interval}), but is not known to beat training alone."
+    return f"{higher}, within a standard error ({interval}): of methods that are as good, {found.method} sends least."
 
 
 def _who(found: Recommendation) -> list[str]:

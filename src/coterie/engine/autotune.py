@@ -76,6 +76,7 @@ def choose(
     compiled: bool | None = None,
     convolves: bool = False,
     alike: int = 1,
+    otherwise: Callable[[], float] | None = None,
 ) -> Choice:
     """Pick an engine for `client_steps` steps of training in all.
 
@@ -92,11 +93,13 @@ def choose(
         compiled: whether to compile; None: if that pays.
         convolves: the model has convolutions, whose steps take longer to compile.
         alike: how many methods run one after another, this one included: the compiler is started once for all.
+        otherwise: tells how many seconds all the work takes in another way, without compiling; asked if compiling seems
+            to pay.
 
     Raises:
         CoterieError: the only engine asked for cannot run this task.
     """
-    tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves, alike)
+    tuning = _Tuning(probe, client_steps, rounds, chunk, lanes, workers, kinds, compiled, convolves, alike, otherwise)
     possible = has_steps()
     if possible and compiled is not False and tuning.take_stored():
         return tuning.choice(None)
@@ -125,6 +128,7 @@ class _Tuning:
     compiled: bool | None
     convolves: bool
     alike: int = 1
+    otherwise: Callable[[], float] | None = None
     times: dict[str, float] = field(default_factory=dict)  # microseconds of a client's step, by engine
     by_threads: set[str] = field(default_factory=set)  # engines whose steps C++ repeats: they need no processes
     notes: list[str] = field(default_factory=list)
@@ -137,6 +141,8 @@ class _Tuning:
             "loop": {"chunk": 1},
             "stacked": {"chunk": self.chunk, "lanes": self.lanes[0]},
         }
+        if self.otherwise is not None:
+            self.otherwise = functools.cache(self.otherwise)
         self.engines = {kind: Engine(kind, **shapes[kind]) for kind in self.kinds}  # type: ignore[arg-type]
         for kind in self.kinds:
             lanes = self.lanes[1] if kind == "stacked" else None
@@ -198,8 +204,11 @@ class _Tuning:
         """Tell whether to compile: what the fastest engine so far would take, less what this kind would, compiled."""
         if self.compiled is not None or kind not in self.times:
             return bool(self.compiled)
-        saved = min(map(self._seconds, self.times)) - (1 - saves) * self._seconds(kind)
-        return saved > compiling_takes(self.convolves, self.alike)
+        fastest, compiled = min(map(self._seconds, self.times)), (1 - saves) * self._seconds(kind)
+        takes = compiling_takes(self.convolves, self.alike)
+        if self.otherwise is not None and fastest - compiled > takes:
+            fastest = min(fastest, self.otherwise())
+        return fastest - compiled > takes
 
     def choice(self, cannot: str | None) -> Choice:
         winner = min(self.times, key=self._seconds)

@@ -55,6 +55,7 @@ def execute(
     thread: RunThread | None = None,
     choices: Choices | None = None,
     until: Stop | None = None,
+    chosen_from: bool = True,
 ) -> Result:
     """Train for all rounds, or until the run is to stop, and evaluate the selected round.
 
@@ -69,6 +70,7 @@ def execute(
         thread: the thread of this run, if it runs in lockstep with others.
         choices: engines already chosen for similar runs; the one chosen here is added.
         until: stop as another run did; by default, early stopping and callbacks decide.
+        chosen_from: clients choose between these models and others, if they may choose.
 
     Returns:
         The result, without a local reference.
@@ -92,7 +94,7 @@ def execute(
     elif folder:
         folder.create(to_toml(config.to_file()))
         record_files(folder.path, federation.files)
-    stopped = (stopping.read(out) if resume else None) or until
+    stopped = until or (stopping.read(out) if resume else None)
     if out and until:
         stopping.write(out, until)
     rounds = stopped.round if stopped else config.rounds
@@ -168,7 +170,7 @@ def execute(
         both,
         kept.server,
         validation,
-        _held_out(setup, best, engine, tell),
+        _held_out(setup, best, engine, tell) if chosen_from else None,
         budget=setup.budget,
         stopped=stopped,
         mixed=setup.mixed,

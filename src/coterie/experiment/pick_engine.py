@@ -105,7 +105,11 @@ def _kind(start: RunStart) -> Hashable:
 
 @timed("choose")
 def pick_engine(
-    runs: Sequence[RunStart], probe: Callable[[], Work], say: Callable[[str], None], choices: Choices | None = None
+    runs: Sequence[RunStart],
+    probe: Callable[[], Work],
+    say: Callable[[str], None],
+    choices: Choices | None = None,
+    otherwise: Callable[[], float] | None = None,
 ) -> Engine:
     """Pick the engine of a run, or of runs in lockstep.
 
@@ -116,6 +120,7 @@ def pick_engine(
         probe: makes the work that engines are timed on.
         say: receives a line about the choice.
         choices: engines already chosen for similar runs; this choice is added.
+        otherwise: as for `choose`.
 
     Returns:
         The engine, fitted to the number of clients in a round.
@@ -131,7 +136,7 @@ def pick_engine(
     chunk, lanes = stacked_shape(start.setup, start.sim, participants)
     choice = choices.same(start)
     if choice is None:
-        choice = _chosen(runs, probe, chunk, lanes, choices)
+        choice = _chosen(runs, probe, chunk, lanes, choices, otherwise)
         choices.add(start, choice)
     engine = shaped(choice.engine, chunk, lanes, participants)
     notes = list(choice.notes)
@@ -150,7 +155,12 @@ def pick_engine(
 
 
 def _chosen(
-    runs: Sequence[RunStart], probe: Callable[[], Work], chunk: int, lanes: tuple[int, int], choices: Choices
+    runs: Sequence[RunStart],
+    probe: Callable[[], Work],
+    chunk: int,
+    lanes: tuple[int, int],
+    choices: Choices,
+    otherwise: Callable[[], float] | None,
 ) -> Choice:
     """Choose an engine; measure only what the configuration and earlier choices leave open."""
     setup, config = runs[0].setup, runs[0].setup.config
@@ -170,6 +180,7 @@ def _chosen(
         lanes=lanes,
         convolves=setup.task.convolves,
         alike=choices.methods,
+        otherwise=otherwise,
     )
     if (before := choices.replayed(runs[0])) is not None:
         # Compiling saved time for that method, so it does for this one. If C++ repeats its steps too, nothing is timed.

@@ -35,6 +35,7 @@ from coterie.experiment.references import references
 from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup, prepare
 from coterie.experiment.silos import check_files
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
 from coterie.experiment.training_settings import from_python
 from coterie.methods.fields import AnyMethod
@@ -127,6 +128,7 @@ def run_setup(
     report: bool = True,
     thread: RunThread | None = None,
     choices: Choices | None = None,
+    until: Stop | None = None,
 ) -> Result:
     """Run a setup, then its local reference, and then whatever follows a run.
 
@@ -138,6 +140,7 @@ def run_setup(
         report: write report.html at the end, unless the configuration says not to.
         thread: the thread of this run, if it runs in lockstep with others.
         choices: engines already chosen for similar runs; those chosen here are added.
+        until: stop as another run did; by default, early stopping and callbacks decide.
 
     Returns:
         The result, with the local reference in it unless the configuration says not to run one.
@@ -148,7 +151,7 @@ def run_setup(
         CoterieError: training diverged.
     """
     with debugging(setup.config):
-        return _run(setup, out, listener(progress), resuming, report, thread, choices)
+        return _run(setup, out, listener(progress), resuming, report, thread, choices, until)
 
 
 def _run(
@@ -159,6 +162,7 @@ def _run(
     report: bool,
     thread: RunThread | None,
     choices: Choices | None,
+    until: Stop | None,
 ) -> Result:
     """Do what `run_setup` says."""
     from coterie.experiment.take_home.onboard import onboard_held_out  # which runs newcomers by `execute`
@@ -168,14 +172,16 @@ def _run(
     asked_for_plain()  # complains of a wrong environment before anything is written
     tracking.check(setup.config.track, out)
     with span("run", run=setup.config.method):
-        result = execute(setup, out, tell, resume=resuming, thread=thread, choices=choices)
+        how: dict[str, Any] = {"resume": resuming, "thread": thread, "choices": choices, "until": until}
+        lonely = setup.config.reference and not beside_local  # training alone, and nothing to compare it with
+        result = execute(setup, out, tell, **how, chosen_from=not lonely)
     if beside_local:
         alone = setup.with_method(local_like(setup.method)).without_stopping()
         beside = out / "reference" if out else None
         begun = resuming and beside is not None and (beside / "config.toml").exists()
-        until = None if result.stopped is None else result.stopped.of_reference(setup.config.method)
+        as_long = None if result.stopped is None else result.stopped.of_reference(setup.config.method)
         with span("run", run="local"):
-            result.reference = execute(alone, beside, tell, resume=begun, choices=choices, until=until)
+            result.reference = execute(alone, beside, tell, resume=begun, choices=choices, until=as_long)
         if beside:
             write_tables(result.reference, beside)
     if setup.config.references:

@@ -2,8 +2,9 @@
 
 Early stopping ends a run when the score that selects rounds has not become better for so many evaluated rounds. It
 depends on the records of the rounds alone, so a run that is resumed stops where it would have stopped. The local
-reference trains for as many rounds, so both have taken the same number of steps. A method that asked for the number of
-rounds (`Method.scheduled`) was told the planned one.
+reference trains for as many rounds, so both have taken the same number of steps; in a comparison of several methods,
+for as many as the longest of them. A method that asked for the number of rounds (`Method.scheduled`) was told the
+planned one.
 """
 
 from __future__ import annotations
@@ -73,9 +74,7 @@ def early_stop(config: Config, metric: str, records: Sequence[Mapping[str, Any]]
 def write(out: Path, stop: Stop) -> None:
     """Write stopped.json, and say in config.toml, which is there already, that the run stopped."""
     files.write_json(out / FILE, {"format": FORMAT, **stop.to_json()})
-    lines = (out / "config.toml").read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = itertools.dropwhile(lambda line: line.startswith("#"), lines)  # without an earlier note
-    files.write_text(out / "config.toml", with_note("".join(kept), stop))
+    files.write_text(out / "config.toml", with_note(_without_note(out), stop))
 
 
 def read(out: Path | None) -> Stop | None:
@@ -94,6 +93,23 @@ def read(out: Path | None) -> Stop | None:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{out / FILE}' does not say when the run stopped: {error}") from error
     return found
+
+
+def lengthen(out: Path, until: Stop | None) -> bool:
+    """Let a run that stopped go on until another stop, or all planned rounds; return False if it has them already."""
+    stop = read(out)
+    if stop is None or (until is not None and until.round <= stop.round):
+        return False
+    (out / "summary.json").unlink(missing_ok=True)  # the run is not complete any more
+    if until is None:  # else `write` replaces what is said of the old one
+        files.write_text(out / "config.toml", with_note(_without_note(out), None))
+        (out / FILE).unlink()
+    return True
+
+
+def _without_note(out: Path) -> str:
+    lines = (out / "config.toml").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(itertools.dropwhile(lambda line: line.startswith("#"), lines))
 
 
 def with_note(config_toml: str, stop: Stop | None) -> str:

@@ -39,7 +39,9 @@ def stops(runs: list[RunData]) -> list[Note]:
     if not found:
         return []
     each = [f"{run.method} seed {run.seed} after round {stopped['round']}" for run, stopped in found]
-    words = f"Every method stopped by itself, of {found[0][1]['planned']} planned rounds: {', '.join(each)}."
+    words = f"Runs stopped before their {found[0][1]['planned']} planned rounds: {', '.join(each)}."
+    if any(run.method == "local" for run, _ in found) and len({run.method for run in runs}) > 1:
+        words += " Training alone has as many rounds as the longest of the others with its seed."
     return [Note(f"{words} The others took all of them." if len(found) < len(runs) else words)]
 
 

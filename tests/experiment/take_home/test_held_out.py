@@ -130,3 +130,15 @@ def test_half_an_error_is_less_strict_than_one() -> None:
     assert choose(task, ours, alone, errors=0.5).kept != LOCAL
     assert choose(task, ours, alone, errors=2.0).kept == LOCAL
     assert choose(task, ours, alone, errors=0.0).kept in (FEDERATED, "average")
+
+
+def test_nothing_is_cross_validated_where_nobody_chooses(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(held_out, "_folds", lambda *given: asked.append(given[1]) or [])
+    coterie.run("local", few(), report=False, **{**HOW, "rounds": 1})
+    coterie.compare(["local"], 1, few(), report=False, **{**HOW, "rounds": 1})
+    coterie.tune(["fedavg"], few(), trials=1, out=tmp_path / "tune", report=False, **{**HOW, "rounds": 1})
+    assert not asked
+    with pytest.raises(ValueError, match="unpack"):  # of no folds
+        coterie.compare(["local", "fedavg"], 1, few(), report=False, **{**HOW, "rounds": 1})
+    assert asked == [[0, 1]]

@@ -55,6 +55,18 @@ def test_a_lead_over_local_that_chance_may_explain_is_not_enough() -> None:
     assert found.benefit is not None  # who would gain and lose is told all the same
 
 
+def test_what_is_known_to_beat_local_goes_before_what_sends_less_or_scores_higher() -> None:
+    mixed = torch.randperm(len(Y), generator=torch.Generator().manual_seed(3)) / len(Y)
+    steady = right(0.66, 0, mixed)  # right where local is, and more: the gain's standard error is small
+    for share, best in ((0.65, "steady"), (0.68, "erratic")):
+        predicted = {"local": right(0.6, 0, mixed), "erratic": right(share, 7), "steady": steady}
+        found = choose({"local": 0, "erratic": 1, "steady": 2}, **predicted)
+        assert found.best == best
+        assert not found.over_local["erratic"].clear
+        assert found.over_local["steady"].clear
+        assert found.chosen == found.candidate == "steady"
+
+
 def test_local_is_chosen_where_it_is_best_or_as_good_as_the_best() -> None:
     found = choose({"local": 0, "a": 1}, local=right(0.9, 1), a=right(0.7, 2))
     assert (found.best, found.candidate, found.chosen, found.second) == ("local", "local", "local", "a")

@@ -20,7 +20,7 @@ from coterie.experiment.setup import Setup
 from coterie.experiment.several.merged import MergedFederation
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.tuning import candidates
-from coterie.experiment.tuning.side_by_side import agree, kind_of
+from coterie.experiment.tuning.side_by_side import WithNumbers, agree, kind_of
 from coterie.experiment.tuning.space import Numbers, Values, with_values
 from coterie.experiment.tuning.tune import prepare_searches, run_tuning
 from coterie.methods import Ditto, FedAvg, FedProx
@@ -66,6 +66,12 @@ def test_side_by_side_is_one_after_another(tmp_path: Path, widths: list[int], mo
     assert set(widths) == {2, 4}  # the rungs: four candidates, then two
     monkeypatch.setattr(candidates.Engines, "shared", lambda *_: None)
     assert_alike(found, searched(["ditto"], tmp_path / "alone"))
+
+
+def test_vmap_knows_the_function_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a name, it writes out the simulation, data and all, at every call."""
+    monkeypatch.setattr(WithNumbers, "__repr__", lambda self: pytest.fail("it was written out"))
+    searched(["fedavg"], tmp_path / "found", rounds=2, trials=2)
 
 
 def test_a_stop_in_between_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def _run_group(
     entry: Entry, runs: Sequence[Run], todo: dict[int, str], cache: Cache, tell: Progress, choices: Choices
 ) -> None:
     if len(runs) == 1:
-        name, setup, folder, begun = runs[0]
+        name, setup, folder, begun, _ = runs[0]
         tell.say(name)
         results = [run_setup(setup, folder, progress=tell, resuming=begun, report=False, choices=choices)]
     else:

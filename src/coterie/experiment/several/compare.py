@@ -2,6 +2,7 @@
 
 All methods of a seed share its data, initial model, participants and minibatches, and one task, so that methods with
 the same training step share its compiled form. Local training can be one of the methods; no other reference is run.
+If the others may stop early, it comes last, and trains for as many rounds as the longest of them with the same seed.
 The seeds of a method run in lockstep (`lockstep.py`) if that is faster and memory allows, else one after another.
 """
 
@@ -24,6 +25,7 @@ from coterie.engine.fork_jobs import do_all
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
+from coterie.experiment import stopping
 from coterie.experiment.building import Model
 from coterie.experiment.federations import Data
 from coterie.experiment.notebook import Heard, listener
@@ -36,6 +38,7 @@ from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
 from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.silos import check_files
+from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt
 from coterie.experiment.take_home.card import rewrite_cards
 from coterie.experiment.take_home.held_out import tiny_clients
@@ -66,6 +69,7 @@ class Found(NamedTuple):
     predictions: Predictions
     validation: Predictions | None  # None: nothing is chosen by it
     held_out: Predictions | None = None  # of clients with few validation examples
+    stopped: Stop | None = None  # after which round it stopped; None: it had all planned rounds
 
     @property
     def outputs(self) -> adopt.Outputs:
@@ -134,13 +138,14 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Heard = None) -> C
     for seeds in (trials.seeds[start : start + number] for start in range(0, len(trials.seeds), number)):
         bases = {seed: trials.first if seed == trials.seeds[0] else trials.prepare(seed) for seed in seeds}
         joined = share_pool(list(bases.values())) if len(bases) > 1 else None
-        for label, method in trials.methods.items():
+        for label in _in_order(trials):
             folders = {seed: _folder(out, label, seed) if out else None for seed in seeds}
             setups = {
-                seed: base.with_method(method) for seed, base in zip(seeds, joined or bases.values(), strict=True)
+                seed: trials.setup(label, base) for seed, base in zip(seeds, joined or bases.values(), strict=True)
             }
+            ends = {seed: _end_of_local(found, seed) for seed in seeds} if label == "local" else {}
             together = joined is not None
-            for seed, each in _run_or_read(label, setups, folders, tell, choices, together=together).items():
+            for seed, each in _run_or_read(label, setups, folders, ends, tell, choices, together=together).items():
                 found[label, seed] = each
         for seed, base in bases.items() if measured and "local" in trials.methods else ():
             for (label, whose), trial in _against_local(base, list(measured), seed, found, out).items():
@@ -162,6 +167,24 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Heard = None) -> C
         if trials.first.config.report:
             write_report(out, [_folder(out, label, seed) for seed in trials.seeds for label in trials.methods], tell)
     return comparison
+
+
+def _in_order(trials: Trials) -> list[str]:
+    """Return the methods in the order in which they run: training alone last, if it is to end when the others have."""
+    config = trials.first.config
+    if config.early_stop is None and not config.callbacks:
+        return list(trials.methods)
+    return sorted(trials.methods, key=lambda label: label == "local")
+
+
+def _end_of_local(found: Mapping[tuple[str, int], Found], seed: int) -> Stop | None:
+    """Return when training alone ends: after as many rounds as the longest of the other runs of its seed."""
+    stops = {label: each.stopped for (label, other), each in found.items() if other == seed}
+    known = {label: stop for label, stop in stops.items() if stop is not None}
+    if not known or len(known) < len(stops):
+        return None  # one of them had all planned rounds
+    longest = max(known, key=lambda label: known[label].round)
+    return known[longest].of_reference(longest)
 
 
 @dataclass(frozen=True)
@@ -188,12 +211,16 @@ def _run_or_read(
     label: str,
     setups: dict[int, Setup],
     folders: dict[int, Path | None],
+    ends: Mapping[int, Stop | None],
     tell: Progress,
     choices: Choices,
     *,
     together: bool,
 ) -> dict[int, Found]:
-    """Return what a method found with each seed: complete runs are read, the others run, in lockstep or in turn."""
+    """Return what a method found with each seed: complete runs are read, the others run, in lockstep or in turn.
+
+    A complete run that `ends` before it should, since the others were shorter in an earlier comparison, goes on.
+    """
     found: dict[int, Found] = {}
     todo: list[Run] = []
     for seed, setup in setups.items():
@@ -202,25 +229,28 @@ def _run_or_read(
         cross_validated = bool(tiny_clients(setup))
         kept = [VALIDATION] * adopt.wanted(setup.config) + [HELD_OUT] * cross_validated
         needed = [*COMPLETE, *(f"{name}.safetensors" for name in kept)]
-        if folder is None or not (begun and all((folder / file).exists() for file in needed)):
-            todo.append(Run(name, setup, folder, begun))
+        complete = folder is not None and begun and all((folder / file).exists() for file in needed)
+        if folder is None or not complete or (seed in ends and stopping.lengthen(folder, ends[seed])):
+            todo.append(Run(name, setup, folder, begun, ends.get(seed)))
             continue
         tell.say(f"{name}: already complete")
         reader, choosing = RunFolder(folder), adopt.wanted(setup.config)
         validation = reader.read_predictions(VALIDATION) if choosing else None
         held_out = reader.read_held_out() if cross_validated else None
-        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation, held_out)
+        stopped = stopping.read(folder)
+        found[seed] = Found(reader.read_clients(), reader.read_predictions(), validation, held_out, stopped)
         _check_same_data(setup, folder, found[seed].rows, found[seed].predictions)
     for runs in group_by_engine(todo) if together else [[run] for run in todo]:
         if len(runs) == 1:
-            name, setup, folder, begun = runs[0]
-            alone: dict[str, Any] = {"progress": _Named(tell, name), "resuming": begun, "report": False}
+            name, setup, folder, begun, until = runs[0]
+            alone: dict[str, Any] = {"progress": _Named(tell, name), "resuming": begun, "report": False, "until": until}
             results = [run_setup(setup, folder, **alone, choices=choices)]
         else:
             seeds = ", ".join(str(run.setup.config.seed) for run in runs)
             results = run_in_lockstep(f"{label} seeds {seeds}", runs, tell, choices)
         for run, result in zip(runs, results, strict=True):
-            found[run.setup.config.seed] = Found(result.clients, result.predictions, result.validation, result.held_out)
+            parts = result.clients, result.predictions, result.validation, result.held_out, result.stopped
+            found[run.setup.config.seed] = Found(*parts)
     return found
 
 

@@ -40,6 +40,11 @@ class Run(NamedTuple):
         return str(files.read_json(self.path / "summary.json")["selected_by"]).split()[-1]
 
     @property
+    def rounds(self) -> int:
+        """Return how many rounds were trained."""
+        return int(files.read_json(self.path / "summary.json")["last_round"]["round"])
+
+    @property
     def names(self) -> list[str]:
         """Return the clients' names."""
         return [row["client"] for row in self.rows]
@@ -77,6 +82,7 @@ def compare_runs(paths: Sequence[str | Path]) -> Comparison:
         raise ConfigError([f"every method needs every seed; there is no run of {', '.join(missing)}: run it first"])
     task, metric = _task_and_metric(runs)
     for seed in seeds:
+        _check_rounds(by["local", seed], [by[method, seed] for method in methods[1:]])
         those = [by[method, seed] for method in methods]
         check_same_data({f"'{run.path}'": (run.names, run.predictions) for run in those})
     names = runs[0].names
@@ -122,10 +128,22 @@ def _by_method_and_seed(runs: list[Run]) -> dict[tuple[str, int], Run]:
     return by
 
 
+def _check_rounds(alone: Run, others: Sequence[Run]) -> None:
+    """Warn of training alone that was shorter than what it is compared with: a gain may then be more training."""
+    longest = max(others, key=lambda run: run.rounds, default=alone)
+    if longest.rounds > alone.rounds:
+        words = f"'{alone.path}' trained alone for {alone.rounds} rounds, '{longest.path}' for {longest.rounds}"
+        warnings.warn(
+            f"{words}: what seems a gain may be more training. 'coterie compare --methods' gives both as many rounds",
+            CoterieWarning,
+            stacklevel=3,
+        )
+
+
 def _reference(runs: list[Run]) -> Run:
-    for run in runs:
-        if (run.path / "reference" / "config.toml").exists():
-            return read_run(run.path / "reference")
+    found = [read_run(run.path / "reference") for run in runs if (run.path / "reference" / "config.toml").exists()]
+    if found:
+        return max(found, key=lambda run: run.rounds)  # runs may have stopped early, each with its reference
     where = ", ".join(f"'{run.path}'" for run in runs)
     raise CoterieError(
         f"{where}: no local reference, so nobody can tell who gains. Run it again without --no-reference, or add a run "

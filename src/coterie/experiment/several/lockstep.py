@@ -33,6 +33,7 @@ from coterie.experiment.scored_examples import EVALUATION_BYTES
 from coterie.experiment.setup import Setup
 from coterie.experiment.several.merged import MergedFederation
 from coterie.experiment.several.turns import RunThread, take_turns
+from coterie.experiment.stopping import Stop
 from coterie.storage import files
 
 
@@ -119,6 +120,7 @@ class Run(NamedTuple):
     setup: Setup  # in lockstep, from `share_pool`
     folder: Path | None
     resuming: bool
+    until: Stop | None = None  # stop as another run did
 
 
 def group_by_engine(runs: Sequence[Run]) -> list[list[Run]]:
@@ -154,8 +156,9 @@ def run_in_lockstep(label: str, runs: Sequence[Run], tell: Progress, choices: Ch
 
 
 def _do(run: Run, tell: Progress, thread: RunThread) -> Result:
+    how: dict[str, Any] = {"progress": tell, "resuming": run.resuming, "report": False, "until": run.until}
     try:
-        return run_setup(run.setup, run.folder, progress=tell, resuming=run.resuming, report=False, thread=thread)
+        return run_setup(run.setup, run.folder, **how, thread=thread)
     except CoterieError as error:
         if type(error) is not CoterieError:  # others name a file or a setting, which is the same for all
             raise

@@ -34,9 +34,17 @@ class Trials:
     prepare: Callable[[int], Setup]  # makes the setup for any seed
     references: bool = False  # also show what usual models of tables reach
 
+    def setup(self, label: str, base: Setup) -> Setup:
+        """Return what one method runs with the data of a seed.
+
+        Beside other methods, training alone does not stop by itself: it has as many rounds as the longest of them.
+        """
+        made = base.with_method(self.methods[label])
+        return made.without_stopping() if label == "local" and len(self.methods) > 1 else made
+
     def config(self, label: str, seed: int) -> Config:
         """Return the configuration of one run."""
-        return self.first.with_method(self.methods[label]).config.model_copy(update={"seed": seed})
+        return self.setup(label, self.first).config.model_copy(update={"seed": seed})
 
 
 def prepare_trials(
@@ -81,7 +89,7 @@ def prepare_trials(
     common = {key: value for key, value in settings.items() if key in set(Config.model_fields) - set(TABLES)}
     if called is not None:
         common["callbacks"] = called
-    if "local" not in chosen:
+    if "local" not in chosen or len(chosen) == 1:
         common["take_home"] = "federated"  # there is nothing to choose from, whatever the data's default is
 
     def setup(seed: int, given: Data | None = data) -> Setup:

@@ -14,7 +14,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.units import parse_bytes
 from coterie.core.user_code import naming_users_line
 from coterie.data.federation import Federation, Split, replace_unchecked
-from coterie.engine import ClientRunner, Engine
+from coterie.engine import Choice, ClientRunner, Engine
 from coterie.engine.autotune import shaped
 from coterie.evaluation.metrics import average
 from coterie.experiment.divergence import DIVERGED
@@ -42,6 +42,7 @@ def without_test(federation: Federation) -> Federation:
 class Engines:
     """Pick the engine for the candidates of a method: once, if they share their compiled steps.
 
+    A step is compiled if that saves time over what the candidates take side by side, which needs no compiling.
     Candidates that differ in what is part of a step's code (a step size of its own, a choice of words) each need a
     compiled step of their own. Then a second choice is made, in which compiling has to pay within one candidate.
     """
@@ -54,6 +55,7 @@ class Engines:
     _beside: Engine | None = None  # of several side by side
     _compiled: list[int] = dataclasses.field(default_factory=list)  # steps compiled before each candidate
     _settled: bool = False
+    _unsaid: list[str] = dataclasses.field(default_factory=list)  # on the engine of one, until it is known who trains
 
     def engine(self, setup: Setup, sim: Simulation) -> Engine:
         """Return the engine for a candidate that is about to train alone."""
@@ -80,26 +82,55 @@ class Engines:
         They gain nothing side by side where one client's steps are taken at a time, in a loop or by C++. Compiled steps
         that Python calls would have to be compiled for every number of candidates.
         """
+        known = self._engine is not None
+        engine = self._shared(setups, sims, values)
+        if not known and engine is not None:
+            self._unsaid = [f"{setups[0].config.method}: candidates side by side, {engine.describe()}"]
+        for words in self._unsaid:
+            self.say(words)
+        self._unsaid.clear()
+        return engine
+
+    def _shared(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> Engine | None:
         setup, sim = setups[0], sims[0]
         if self._engine is None:
-            self._engine = self._picked([setup], [sim], self.rounds, self.choices)
-        if not self.may_share(setups):
-            return None
-        kind, agreed = (type(setup.method), sim.task, kind_of(values[0])), self.choices.agreed
-        if kind not in agreed:
-            agreed[kind] = agree(sims, values)
-        if not agreed[kind]:
+            otherwise = functools.partial(self._seconds_beside, setups, sims, values)
+            say = self._unsaid.append
+            self._engine = self._picked([setup], [sim], self.rounds, self.choices, say=say, otherwise=otherwise)
+        if not self.may_share(setups) or not self._agree(setups, sims, values):
             return None
         if self._beside is None:
             self._beside = self._engine
             if self._engine.kind == "loop":  # one candidate is too few to be stacked, or its model is large
-                probe = functools.partial(merged_probe, sims, values)
-                plain = [_uncompiled(each) for each in setups]
-                self._beside = self._picked(plain, sims, -(-self.rounds // len(sims)), Choices(), probe)
-                if self._beside.kind == "loop":
-                    return None
+                self._pick_beside(setups, sims, values)
+        if self._beside.kind == "loop":
+            return None
         participants = sum(each.participants for each in sims)
         return shaped(self._beside, *stacked_shape(setup, sim, participants), participants)
+
+    def _agree(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> bool:
+        kind, agreed = (type(setups[0].method), sims[0].task, kind_of(values[0])), self.choices.agreed
+        if kind not in agreed:
+            agreed[kind] = agree(sims, values)
+        return agreed[kind]
+
+    def _seconds_beside(self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]) -> float:
+        """Return how long all candidates take side by side, without compiling; infinity if they cannot."""
+        if not self.may_share(setups) or not self._agree(setups, sims, values):
+            return math.inf
+        choice = self._pick_beside(setups, sims, values)
+        if choice is None or choice.engine.kind == "loop" or not choice.microseconds:
+            return math.inf
+        steps = sims[0].client_steps(self.rounds)
+        return steps * min(choice.microseconds.values()) / 1e6 / (choice.engine.workers or 1)
+
+    def _pick_beside(
+        self, setups: Sequence[Setup], sims: Sequence[Simulation], values: Sequence[Values]
+    ) -> Choice | None:
+        probe = functools.partial(merged_probe, sims, values)
+        plain, choices, rounds = [_uncompiled(each) for each in setups], Choices(), -(-self.rounds // len(sims))
+        self._beside = self._picked(plain, sims, rounds, choices, probe, say=lambda _: None)
+        return choices.same(RunStart(plain[0], sims[0], None, rounds))
 
     def _picked(
         self,
@@ -108,9 +139,11 @@ class Engines:
         rounds: int,
         choices: Choices,
         probe: Callable[[], Work] | None = None,
+        say: Callable[[str], None] | None = None,
+        otherwise: Callable[[], float] | None = None,
     ) -> Engine:
         starts = [RunStart(setup, sim, None, rounds) for setup, sim in zip(setups, sims, strict=True)]
-        return pick_engine(starts, probe or starts[0].probe, self.say, choices)
+        return pick_engine(starts, probe or starts[0].probe, say or self.say, choices, otherwise)
 
 
 def _uncompiled(setup: Setup) -> Setup:

@@ -3,10 +3,13 @@
 All methods have predicted the same examples, each of which was held out once. Differences come with a paired bootstrap
 over the examples inside each site (`evidence.py`). The rule has two steps:
 
-1. Of all methods within one standard error of the best (of the paired difference), take the cheapest: the one that
-   sends least, and of equal ones the first of the panel.
-2. Unless the interval of its gain over training alone lies above 0, nothing is known to beat training alone, and local
-   it is. As the best of several is looked at, the interval is Bonferroni's: 95 % for all methods together.
+1. If training alone is within one standard error of the best (of the paired difference), it is as good, and sends
+   nothing.
+2. Else, of all methods within one standard error of the best that are known to beat training alone, take the cheapest:
+   the one that sends least, and of equal ones the first of the panel. If none of these is known to, but others are,
+   take the cheapest of those. A method is known to if the interval of its gain lies above 0. As several are looked at,
+   the intervals are Bonferroni's: 95 % for all methods together.
+3. If none is, local it is.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class Choice:
         scores: the mean over sites of every method's metric on held-out examples.
         best: the method with the best score.
         chosen: the method to use; "local" if nothing is known to beat it.
-        candidate: what would have been chosen if it need not beat local.
+        candidate: what was chosen; if that is local although another method scores clearly better, that one.
         second: the best of the others; "" if there are none.
         over_local: of every other method, with intervals that hold for all of them together.
         over_second: of `chosen`, with a 95 % interval.
@@ -78,10 +81,12 @@ def choose(
     best = max(scores, key=lambda label: sign * scores[label] if scores[label] == scores[label] else -math.inf)
     behind = {label: difference(metric, found, label, best, how=how) for label in order if label != best}
     near = [best, *(label for label, lead in behind.items() if -lead.mean <= lead.error)]
-    candidate = min(near, key=lambda label: (cost[label], order.index(label)))
     rivals = [label for label in order if label != LOCAL]
     over_local = {label: difference(metric, found, label, LOCAL, together=len(rivals), how=how) for label in rivals}
-    chosen = candidate if candidate == LOCAL or over_local[candidate].clear else LOCAL
+    clear = [label for label in rivals if over_local[label].clear and LOCAL not in near]
+    both = [label for label in clear if label in near]
+    chosen = min(both or clear, key=lambda label: (cost[label], order.index(label)), default=LOCAL)
+    candidate = best if chosen == LOCAL and LOCAL not in near else chosen
     rest = [label for label in order if label != chosen]
     second = max(rest, key=lambda label: sign * scores[label], default="")
     against = difference(metric, found, chosen, second, how=how) if second else None

@@ -54,6 +54,11 @@ class WithNumbers:
     sim: Simulation
     what: str  # the name of the simulation's function
 
+    @property
+    def __name__(self) -> str:
+        """Return a name: `vmap` would otherwise write out all that a simulation holds, at every call."""
+        return self.what
+
     def __call__(self, numbers: dict[str, Tensor], *rest: Any) -> Any:
         method = with_values(self.sim.method, numbers)
         return getattr(dataclasses.replace(self.sim, method=method), self.what)(*rest)

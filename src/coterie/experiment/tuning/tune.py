@@ -16,6 +16,7 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
+from coterie.experiment import stopping
 from coterie.experiment.building import Model
 from coterie.experiment.config import TABLES, Config
 from coterie.experiment.debugging import debugging
@@ -375,15 +376,24 @@ def write_page(path: Path, tell: Progress) -> None:
 
 
 def _tested(searches: Searches, path: Path, labels: Sequence[str], tell: Progress) -> Comparison:
-    """Run what was chosen on all examples; runs that are complete already are read."""
-    folders = []
-    for label in labels:
+    """Run what was chosen on all examples; runs that are complete already are read.
+
+    Training alone comes last: beside a method that stopped early it has as many rounds. What clients take home is left
+    to the runs that follow, since the two models of a client may be of different networks here.
+    """
+    folders, until = [], None
+    for label in sorted(labels, key=lambda label: label == LOCAL):
         folder = path / "chosen" / safe_name(label)
         folders.append(folder)
-        if all((folder / name).exists() for name in COMPLETE):
-            continue
-        begun = (folder / "config.toml").exists()
-        run_setup(searches.chosen(label), folder, progress=tell, resuming=begun, report=False)
+        if not all((folder / name).exists() for name in COMPLETE):
+            setup = searches.chosen(label)
+            setup = dataclasses.replace(setup, config=setup.config.model_copy(update={"take_home": "federated"}))
+            if label == LOCAL and len(labels) > 1:
+                setup = setup.without_stopping()
+            begun = (folder / "config.toml").exists()
+            run_setup(setup, folder, progress=tell, resuming=begun, report=False, until=until)
+        stop = stopping.read(folder)
+        until = None if stop is None else stop.of_reference(label)
     return compare_runs(folders)
 
 
