@@ -331,12 +331,13 @@ def test_the_common_benchmark_tries_step_sizes_where_it_does_not_search(monkeypa
     common = load("common")
     case = common.Case("digits", "", "accuracy", {"data": "digits", "model": "linear", "local_epochs": 1})
     assert common.tuning(case.settings) == "9 candidates as in `coterie tune`"
-    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e-6, 0.5, 1e38)})
-    assert common.tuning(case.settings) == "step sizes 1e-06 and 0.5 and 1e+38"
+    tried = tuple(coterie.SGD(size, momentum=0.9) for size in (1e-6, 0.5, 1e38))
+    monkeypatch.setattr(common, "TRIED", {"linear": tried})
+    assert common.tuning(case.settings) == "SGD with step sizes 1e-06 and 0.5 and 1e+38, momentum 0.9"
     found = common.tune_and_run(case, "fedavg", (0,), True)
     assert found["values"] == {"lr": 0.5}, "the one that diverges is passed over"
     assert np.array(found["scores"]).shape == (1, 10)
-    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e38,)})
+    monkeypatch.setattr(common, "TRIED", {"linear": tried[2:]})
     assert "diverged" in common.tune_and_run(case, "fedavg", (0,), True)["failed"]
 
 
