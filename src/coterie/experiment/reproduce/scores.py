@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import mean
 from coterie.evaluation.significance import signed_rank
-from coterie.experiment.reproduce.cache import Record
+from coterie.experiment.reproduce.identity import Record
 from coterie.experiment.reproduce.tables import Entry, Protocol, Table
 
 Array = NDArray[np.float64]
@@ -32,6 +32,7 @@ class Row:
         rounds: which round validation selected, for each seed.
         seconds: the time of all rounds of all seeds, together.
         megabytes: what was sent in both directions in a round, on average.
+        older: how many of the seeds were run with older code of the method.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Row:
     rounds: list[int]
     seconds: float
     megabytes: float
+    older: int = 0
 
 
 def series(record: Record, which: str, metric: str) -> Array:
@@ -113,6 +115,7 @@ def row_of(entry: Entry, protocol: Protocol, records: Mapping[int, Record]) -> R
         [int(record["selected"]) for record in records.values()],
         round(sum(record["seconds"] for record in records.values()), 1),
         round(float(np.mean(sent)), 4),
+        sum(record.get("older", False) for record in records.values()),
     )
 
 
