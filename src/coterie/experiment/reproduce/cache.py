@@ -79,12 +79,13 @@ class Cache:
         return self.folder / "results" / f"{key}.json"
 
 
-def record_of(result: Result, config: Config) -> Record:
+def record_of(result: Result, config: Config, model_bytes: int) -> Record:
     """Return what is kept of a run.
 
     Args:
         result: the run.
         config: its configuration, as `settled` gives it.
+        model_bytes: the size of a client's model.
     """
     evaluated = [row for row in result.rounds if "test" in row]
     return {
@@ -98,6 +99,7 @@ def record_of(result: Result, config: Config) -> Record:
         "clients": [{k: row[k] for k in ("client", "train", "validation", "test")} for row in result.clients],
         "selected": result.selected,
         "rounds": [_scores(row, result.metric) for row in evaluated],
+        "model_bytes": model_bytes,
         "bytes": [sum(row[way] for row in result.rounds) for way in ("bytes_up", "bytes_down")],
         "collaboration": _collaboration(evaluated),
     }

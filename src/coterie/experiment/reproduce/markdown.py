@@ -22,7 +22,8 @@ def markdown(table: Table, measured: Measured) -> str:
     if any(entry.clients for entry in table.entries):
         parts.append(details("Each client", clients_of(table, measured)))
     if measured.pairs:
-        parts.append(details("Every two methods", tests_of(table, measured)))
+        of = f", {table.protocol.metric}" * (table.protocol.over == "variation")
+        parts.append(details(f"Every two methods{of}", tests_of(table, measured)))
     return "\n".join(parts)
 
 
@@ -67,7 +68,7 @@ def rows_of(table: Table, measured: Measured) -> str:
     head = ["method", "paper" if full else "paper, at its size", table.protocol.words]
     head += [*["difference"] * full, "at the round that validation selects"]
     shows_gain = local is not None and table.protocol.over != "variation"
-    head += ["over local at equal steps"] * shows_gain
+    head += ["over local at equal steps"] * shows_gain + ["models sent, a client and round"] * table.counts_models
     lines = []
     for entry in table.entries:
         row = measured.rows.get(entry.label)
@@ -83,6 +84,8 @@ def rows_of(table: Table, measured: Measured) -> str:
         line.append(spread_of(row.selected))
         if shows_gain:
             line.append("" if local is None else over_local(entry, row, local, measured.pairs))
+        if table.counts_models:
+            line.append("" if row.models is None else f"{row.models:.1f}")
         lines.append(line)
     return grid(head, lines)
 

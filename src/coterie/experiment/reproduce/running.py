@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.core import tree
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
@@ -177,6 +178,6 @@ def _run_group(
 
 
 def _keep(run: Run, result: Result, key: str, cache: Cache) -> None:
-    cache.write(key, record_of(result, run.setup.config))
+    cache.write(key, record_of(result, run.setup.config, tree.nbytes(run.setup.task.init())))
     if run.folder is not None:
         shutil.rmtree(run.folder, ignore_errors=True)

@@ -79,7 +79,7 @@ def slim(record: Record, of: str) -> Record:
         scored = record["rounds"][0].get(f"{which}test", {})
         kept |= {at_protocol(record, which, protocol) for protocol in BEST if protocol.metric in scored}
     rounds = [_scored(record["rounds"][k]) for k in sorted(kept)]
-    same = {key: record[key] for key in ("data_files", "code", "date", "seconds", "selected", "bytes")}
+    same = {key: record[key] for key in ("data_files", "code", "date", "seconds", "selected", "bytes", "model_bytes")}
     tests = [{"test": row["test"]} for row in record["clients"]]
     return {"of": of, "format": FORMAT, "key": record["key"], **same, "clients": tests, "rounds": rounds}
 
