@@ -149,8 +149,8 @@ TABLES: dict[str, Table] = {
         minutes=60_000,
         note=(
             "The paper scores Individual by plain accuracy and the others by balanced accuracy; at the round that "
-            "validation selects, all have the latter here. In training, pictures are mirrored and shifted at random; the "
-            "authors also cut out and scale a random part."
+            "validation selects, all have the latter here. In training, pictures are mirrored and shifted at random; "
+            "the authors also cut out and scale a random part."
         ),
         redrawn=False,
     ),
