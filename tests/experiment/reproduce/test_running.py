@@ -120,6 +120,7 @@ def key(method="fedavg", **settings):
 def test_the_key_depends_on_what_decides_the_result_and_on_nothing_else(monkeypatch, tmp_path):
     first = key()
     assert key(lr=0.05) == first == key(workers=2, checkpoint_every=3)  # 0.05 is the default
+    assert key(bf16=False, robust=None) == first  # as without these settings
     others = [key(lr=0.1), key(seed=1), key("fedprox"), key(partition="iid", clients=4), key(test=0.2), key(rounds=3)]
     assert len({first, *others}) == 7
     monkeypatch.setattr(identity, "code_of", lambda method: "other code")

@@ -42,9 +42,13 @@ def settled(method: str, settings: Mapping[str, Any]) -> tuple[Config, AnyMethod
 
 
 def decisive(config: Config) -> dict[str, Any]:
-    """Return what of a configuration decides the result."""
+    """Return what of a configuration decides the result.
+
+    Settings that are not given are left out, so that results stay those of their configuration when others are added.
+    """
     skipped = {*SETTINGS_NOT_COMPARED, "setting", "data_dir", "reference"}
-    return {key: value for key, value in config.to_file().items() if key not in skipped}
+    given = ((key, value) for key, value in config.to_file().items() if key not in skipped)
+    return {key: value for key, value in given if value is not None and value is not False}
 
 
 class Identity(NamedTuple):
