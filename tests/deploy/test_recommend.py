@@ -28,6 +28,7 @@ from coterie.experiment.tuning.recommendation import Recommendation, read_recomm
 from tests.experiment.tuning.kit import federation
 
 from .inprocess import IDENTITIES, Queue, forged
+from .test_hostile import Again, Flood, accepting, check_site
 
 NAMES = ("a", "b", "c", "d")
 METHODS = ("local", "fedavg", "ifca")
@@ -171,6 +172,42 @@ def test_one_site_moves_no_score_beyond_those_of_the_others(
     assert len(honest) == 3
     assert min(honest) <= told.choice.scores["ifca"] <= max(honest) < 1
     assert told.choice.over_local["ifca"].error > 1e-3
+
+
+def check_flood(number: int, root: Path, monkeypatch: Any, seed: int = 0) -> int:
+    """Site d floods a search with changed messages: what is recommended is what its accepted ones alone would give."""
+    two, short = ("local", "ifca"), {"rounds": 1}
+    server, queue = deployed(root / "flood", **short)
+    flood = Flood(queue.sites, number, seed)
+    server.transport = flood
+    ledger = Ledger("test-fuzz")
+    with accepting(monkeypatch) as accepted:
+        told = over(server, ledger, two, trials=1)
+    calm, queue = deployed(root / "calm", **short)
+    calm.transport = Again(queue.sites, accepted)
+    expected = over(calm, Ledger("test-fuzz"), two, trials=1)
+    apart = differences(told.to_json(), expected.to_json())
+    assert {*apart} <= {f"/costs/{name}/minutes" for name in two}, apart
+    assert told.choice.scores == expected.choice.scores
+    assert "error" not in ledger.sites["d"].refused
+    assert {kind for kind, _ in accepted} >= {"tried", "judged"}
+    return flood.sent
+
+
+def test_a_flood_in_a_search_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    assert check_flood(20, tmp_path, monkeypatch) >= 100
+
+
+@pytest.mark.slow
+def test_a_long_flood_in_a_search_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    assert check_flood(500, tmp_path, monkeypatch, 1) >= 2500
+
+
+def test_a_site_in_a_search_outlives_a_hostile_server(found: tuple[Recommendation, Server, Queue]) -> None:
+    queue = found[2]
+    heard = [each[3] for each in queue.seen if each[:2] == ("to", "a")]
+    assert {json.loads(each.header)["kind"] for each in heard} >= {"tries", "judge", "close"}
+    check_site({"search": (queue.sites["a"], heard)}, 250, 0)
 
 
 def test_a_server_that_was_stopped_goes_on(simulated: Recommendation, tmp_path: Path, monkeypatch: Any) -> None:
