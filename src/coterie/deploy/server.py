@@ -157,7 +157,7 @@ class Rounds:
         near, offer = None, None
         if peers is not None:
             if routes.asked(method.dispatch(start, torch.tensor([0]), torch.Generator())) is not None:
-                offer = tree.rows(method.offer(start, torch.tensor([0])), 0)
+                offer = task.sent(tree.rows(method.offer(start, torch.tensor([0])), 0))
             near = {name: tuple(names[j] for j in peers.near[i] if j != i) for i, name in enumerate(names)}
             start = ()
         state = State(start, ())
@@ -276,6 +276,7 @@ class Rounds:
         if evaluating:
             deploy = self._send(self.server.method.deploy, everyone, "dispatch for evaluation", number - 1)
         shared = self.server.method.global_model(self.sim.state.server) if evaluating else None
+        shared = None if shared is None else self.setup.task.sent(shared)
         place = {client: row for row, client in enumerate(drawn) if client in sampled}
         requests, bodies = {}, {}
         for name in asked:
@@ -396,7 +397,8 @@ class Rounds:
         def draw() -> torch.Generator:
             return rng.torch_generator(self.config.seed, purpose, round)
 
-        return self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        down = self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        return self.setup.task.sent(down)
 
     def _collect(
         self,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.core import routes
+from coterie.core import routes, tree
 from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
@@ -185,9 +185,10 @@ class Site:
             if message.masking is not None:
                 others = len(message.masking.senders) - 1
                 form["shares"] = torch.zeros(max(others, 0), LETTER_BYTES, dtype=torch.uint8)
-            content = guard.open_body(envelope, form)
+            content = guard.open_body(envelope, workbench.task.sent(form))
             guard.check_finite(content)
             guard.check_norm(content, self.norm_bound)
+            content = tree.filled(content, form)
             deploy, down = content.get("deploy"), content.get("train")
             place = RemoteServer(deploy, content.get("shared"))
         else:
@@ -287,7 +288,8 @@ class Site:
         private, refused = self._read_mail(mail, message, workbench, neighbourhood, at, private)
         copy = private.copy
         store.keep_copy(message.round, copy)
-        secret, offer = seal.exchange_key_at(self.root / "exchange.key"), workbench.offer(copy, neighbourhood.index)
+        secret = seal.exchange_key_at(self.root / "exchange.key")
+        offer = workbench.task.sent(workbench.offer(copy, neighbourhood.index))
         letters = peer_mail.write_offer(neighbourhood, secret, message.run, message.round, offer, list(message.askers))
         body = wire.encode({"mail": {str(i): as_leaf(data) for i, data in enumerate(letters.values())}})
         listed = tuple((to, len(data)) for to, data in letters.items())
@@ -326,7 +328,7 @@ class Site:
     ) -> tuple[Letters, dict[str, bytes]]:
         """Return the letters in a message, by round and sender, and the offers, by sender; all still sealed."""
         offers = message.offers if isinstance(message, messages.Round) else ()
-        offer = workbench.offer(private.copy, neighbourhood.index)
+        offer = workbench.task.sent(workbench.offer(private.copy, neighbourhood.index))
         form = {"mail": letter_sizes([size for *_, size in message.mail], routes.letter_form(private.up))}
         if isinstance(message, messages.Round):
             form["offers"] = letter_sizes([size for _, size in offers], offer)
@@ -387,10 +389,11 @@ class Site:
         for sender, data in offered.items():
             try:
                 route = (message.round, sender)
-                peer, offer = peer_mail.read_offer(neighbourhood, secret, message.run, route, data, form)
+                lean = workbench.task.sent(form)
+                peer, offer = peer_mail.read_offer(neighbourhood, secret, message.run, route, data, lean)
                 guard.check_finite(offer)
                 guard.check_norm(offer, self.norm_bound)
-                offers[peer.index] = offer
+                offers[peer.index] = tree.filled(offer, form)
             except Exception as error:
                 refused.append(self._refused_mail(message, message.round, sender, error))
         return offers, refused
