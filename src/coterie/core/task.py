@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from coterie.core import tree
 from coterie.core.attention import AttentionInProducts
 from coterie.core.batches import MIN_TOTAL_WEIGHT, Batch
 from coterie.core.decode import Decoder
@@ -23,7 +24,7 @@ from coterie.core.dropout import KeyedDropout
 from coterie.core.modules import NORMS, find_head, first_names, places_of, structure_of, tensors_of
 from coterie.core.precision import BFloat16
 from coterie.core.targets import Classes, Numbers, Target
-from coterie.core.tree import Params
+from coterie.core.tree import Params, T
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Augment = Callable[[Tensor, Tensor], Tensor]  # (inputs [batch, ...], key) -> inputs
@@ -124,13 +125,14 @@ class Task:
         trained = {name: value for name, value in params.items() if name in self.trainable}
         return trained, {name: value for name, value in params.items() if name not in self.trainable}
 
-    def sent(self, params: Params) -> Params:
-        """Return what a client sends of a model: trained parameters and buffers, without what nobody needs.
+    def sent(self, message: T) -> T:
+        """Return what is sent of a model, or of a message with models in it: all but what is under the names `unsent`.
 
-        Everybody has the frozen parameters, which are those of the initial model. Nothing reads BatchNorm's count of
-        minibatches, unless its momentum is None.
+        These are frozen parameters, which everybody has from the start, and BatchNorm's counts of minibatches, which
+        nothing reads unless the momentum is None. Whatever a message has under such a name never changes: who gets one
+        takes it from the message of a server that has just begun (`tree.filled`).
         """
-        return {name: value for name, value in params.items() if name not in self.unsent}
+        return tree.without(message, self.unsent)
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """Return the model's outputs, [batch, ...], in evaluation mode.

@@ -70,7 +70,7 @@ def begin_rounds(server: Server, ledger: Ledger, joining: Joining, folder: RunFo
     near, offer = None, None
     if peers is not None:
         if routes.asked(method.dispatch(start, torch.tensor([0]), torch.Generator())) is not None:
-            offer = tree.rows(method.offer(start, torch.tensor([0])), 0)
+            offer = task.sent(tree.rows(method.offer(start, torch.tensor([0])), 0))
         near = {name: tuple(names[j] for j in peers.near[i] if j != i) for i, name in enumerate(names)}
         start = ()
     state = State(start, ())

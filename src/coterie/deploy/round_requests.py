@@ -72,6 +72,7 @@ class RoundRequests:
         if evaluating:
             deploy = self._dispatched(self.server.method.deploy, everyone, "dispatch for evaluation", number - 1)
         shared = self.server.method.global_model(self.sim.state.server) if evaluating else None
+        shared = None if shared is None else self.setup.task.sent(shared)
         place = {client: row for row, client in enumerate(drawn) if client in sampled}
         requests, bodies = {}, {}
         for name in asked:
@@ -140,4 +141,5 @@ class RoundRequests:
         def draw() -> torch.Generator:
             return rng.torch_generator(self.server.config.seed, purpose, round)
 
-        return self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        down = self.sim.place.send(self.server.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        return self.setup.task.sent(down)

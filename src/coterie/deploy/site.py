@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core import routes
+from coterie.core import routes, tree
 from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
@@ -178,9 +178,10 @@ class Site:
             if message.masking is not None:
                 others = len(message.masking.senders) - 1
                 form["shares"] = torch.zeros(max(others, 0), LETTER_BYTES, dtype=torch.uint8)
-            content = guard.open_body(envelope, form)
+            content = guard.open_body(envelope, workbench.task.sent(form))
             guard.check_finite(content)
             guard.check_norm(content, self.norm_bound)
+            content = tree.filled(content, form)
             deploy, down = content.get("deploy"), content.get("train")
             place = RemoteServer(deploy, content.get("shared"))
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from coterie.core import routes
+from coterie.core import routes, tree
 from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.deploy import guard, messages, peer_mail, seal, wire
@@ -46,7 +46,8 @@ def answer_offer(site: Site, envelope: Envelope, message: messages.Offer, store:
     private, refused = read_mail(site, mail, message, workbench, neighbourhood, at, private)
     copy = private.copy
     store.keep_copy(message.round, copy)
-    secret, offer = seal.exchange_key_at(site.root / "exchange.key"), workbench.offer(copy, neighbourhood.index)
+    secret = seal.exchange_key_at(site.root / "exchange.key")
+    offer = workbench.task.sent(workbench.offer(copy, neighbourhood.index))
     letters = peer_mail.write_offer(neighbourhood, secret, message.run, message.round, offer, list(message.askers))
     body = wire.encode({"mail": {str(i): as_leaf(data) for i, data in enumerate(letters.values())}})
     listed = tuple((to, len(data)) for to, data in letters.items())
@@ -77,7 +78,7 @@ def open_mail(
 ) -> tuple[Letters, dict[str, bytes]]:
     """Return the letters in a message, by round and sender, and the offers, by sender; all still sealed."""
     offers = message.offers if isinstance(message, messages.Round) else ()
-    offer = workbench.offer(private.copy, neighbourhood.index)
+    offer = workbench.task.sent(workbench.offer(private.copy, neighbourhood.index))
     form = {"mail": letter_sizes([size for *_, size in message.mail], routes.letter_form(private.up))}
     if isinstance(message, messages.Round):
         form["offers"] = letter_sizes([size for _, size in offers], offer)
@@ -140,10 +141,11 @@ def read_offers(
     for sender, data in offered.items():
         try:
             route = (message.round, sender)
-            peer, offer = peer_mail.read_offer(neighbourhood, secret, message.run, route, data, form)
+            lean = workbench.task.sent(form)
+            peer, offer = peer_mail.read_offer(neighbourhood, secret, message.run, route, data, lean)
             guard.check_finite(offer)
             guard.check_norm(offer, site.norm_bound)
-            offers[peer.index] = offer
+            offers[peer.index] = tree.filled(offer, form)
         except Exception as error:
             refused.append(_refused_mail(site, message, message.round, sender, error))
     return offers, refused

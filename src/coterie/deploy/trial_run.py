@@ -210,7 +210,8 @@ class TrialRun:
         def draw() -> torch.Generator:
             return rng.torch_generator(self.setup.config.seed, purpose, round)
 
-        return self.sim.place.send(self.setup.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        down = self.sim.place.send(self.setup.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        return self.setup.task.sent(down)
 
 
 def _number(value: float | None) -> float:

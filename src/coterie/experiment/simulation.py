@@ -157,7 +157,7 @@ class Simulation:
             server = self.place.aggregate(self.method, self.state.server, heard, messages)
             server_info = self.place.info(self.method, server)
             self.state = State(server, self._put(at, clients))
-        return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
+        return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, self.task.sent(down)))
 
     def _updates(self, round: int, ids: list[int], engine: ClientRunner) -> Any:
         """Return what the clients are sent, what gathers their rows, and their states, messages and infos as rows."""

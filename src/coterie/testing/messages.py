@@ -102,7 +102,7 @@ def messages(method: AnyMethod, task: Task | None = None) -> Messages:
         one = tree.rows(down, 0)
         client, up, _ = method.local_update(task, client, one, batches(1))
         server = method.aggregate(server, ids, tree.stack([up] * CLIENTS))
-    return Messages(one, up)
+    return Messages(task.sent(one), up)
 
 
 def describe(message: Tree, task: Task | None = None) -> str:
@@ -139,21 +139,16 @@ def _rows(part: dict[str, Tensor], task: Task) -> bool:
 def _which(names: set[str], task: Task) -> list[str]:
     """Tell which part of a model has these names."""
     everything, trained, norm = set(task.init()), set(task.trainable), set(task.norm_names)
-    frozen = {name for name in task.unsent if name not in norm}
     body = everything - task.head_names
     known = [
-        (everything, "model"),
         (everything - task.unsent, "model"),
         (trained, "model without statistics"),
         (everything - trained - task.unsent, "statistics"),
-        (everything - norm, "model without normalisation layers"),
-        (everything - norm - frozen, "model without normalisation layers"),
+        (everything - norm - task.unsent, "model without normalisation layers"),
         (set(task.head_names), "head"),
-        (body, "body"),
         (body - task.unsent, "body"),
     ]
-    words = next((words for some, words in known if names == some), f"`{'`, `'.join(sorted(names))}`")
-    return [words, "frozen weights"] if names & frozen else [words]
+    return [next((words for some, words in known if names == some), f"`{'`, `'.join(sorted(names))}`")]
 
 
 def table() -> str:

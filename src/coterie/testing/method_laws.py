@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from coterie.core import tree
 from coterie.core.errors import CoterieWarning
 from coterie.core.method import Population
+from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.engine import Engine, make_peers
 from coterie.methods.fields import AnyMethod
@@ -25,6 +26,7 @@ from coterie.testing.kit import (
     LawBroken,
     batches,
     federation,
+    module,
     same,
     simulate,
     task,
@@ -153,6 +155,34 @@ def packing_keeps_everything(method: AnyMethod) -> None:
         except Exception as error:
             raise LawBroken(f"{name} cannot be packed, written and read again: {error}") from error
         same(value, read, f"{name} does not survive packing", tolerance=0)
+    _frozen_values_stay(method)
+
+
+def _frozen_values_stay(method: AnyMethod) -> None:
+    """The second half of law 7: what is dispatched under a frozen parameter's name is not sent, since it is known."""
+    net = module()
+    net.get_submodule("0").requires_grad_(False)
+    model, ids = Task(net, num_classes=3), torch.arange(len(SIZES))
+    server = method.init_server(model.init(), Population(len(SIZES), len(SIZES), model))
+    client = method.init_client(model.init())
+
+    def told() -> dict[str, Tree]:
+        draw = torch.Generator().manual_seed(0)
+        found = {"dispatch": method.dispatch(server, ids, draw), "deploy": method.deploy(server, ids, draw)}
+        shared = method.global_model(server)
+        return {**found, "offer": method.offer(server, ids), **({} if shared is None else {"global_model": shared})}
+
+    def frozen(messages: dict[str, Tree]) -> Params:
+        return {path: leaf for path, leaf in tree.pack(messages).items() if path.rpartition("/")[2] == "0.weight"}
+
+    first = frozen(told())
+    for _ in range(2):
+        down = tree.rows(method.dispatch(server, ids, torch.Generator().manual_seed(0)), 0)
+        client, up, _ = method.local_update(model, client, down, batches(1, method))
+        if any(path.rpartition("/")[2] == "0.weight" for path in tree.pack(up)):
+            raise LawBroken("a client sends a frozen parameter: send task.sent(params)")
+        server = method.aggregate(server, ids, tree.stack([up] * len(SIZES)))
+    same(first, frozen(told()), "what is sent under the name of a frozen parameter changes", ROUNDING)
 
 
 def updates_use_own_data_only(method: AnyMethod) -> None:
