@@ -11,6 +11,8 @@ import torch
 import coterie
 from coterie.core.errors import DataError
 from coterie.data.federation import Federation, split_again
+from coterie.deploy.site import one_client
+from coterie.deploy.site_trials import fold_data
 from coterie.experiment.tuning.folds import folds_of, pieces_of
 from tests.experiment.tuning.kit import federation
 
@@ -88,3 +90,16 @@ def test_there_are_as_many_parts_as_patients_at_most() -> None:
     one = dataclasses.replace(given, groups=np.zeros(len(given.y), np.int64))
     with pytest.raises(DataError, match="client 'site-1' has 1 groups of examples beside those for testing"):
         folds_of(one, 3, seed=0)
+
+
+def test_at_a_site_folds_are_of_rows_since_the_server_knows_how_many_there_are() -> None:
+    given = with_patients()
+    own = one_client(given, "site-2")
+    rows = given.clients["site-2"]
+    here = np.sort(np.concatenate([rows.train, rows.validation, rows.test]))
+    np.testing.assert_array_equal(own.groups, given.groups[here])  # type: ignore[index]
+    blind = dataclasses.replace(own, groups=None)
+    for fold, expected in enumerate(folds_of(blind, 3, seed=1), 1):
+        found = fold_data(own, fold, 3, 1).clients["site-2"]
+        for part in ("train", "validation", "test"):
+            np.testing.assert_array_equal(found[part], expected.clients["site-2"][part])  # type: ignore[index]
