@@ -254,7 +254,7 @@ def test_real_processes_recommend_the_same(tmp_path: Path) -> None:
     from coterie.deploy.up import part_of, recommend_up
 
     how = {**HOW, "rounds": 2, "report": False}
-    setup = part_of(prepare("local", "hospitals", **how), 3)
+    setup = part_of(prepare("local", "hospitals", **how), 2)  # each site takes a process for every message
     deploy = {"recommend": "local,fedavg", "trials": 1, "folds": 2, "given": "lr=0.05", "deadline": 300.0}
     recommend_up(setup, tmp_path / "run", {**deploy, "joining": 300.0}, lambda told: None, 900)
     told = read_recommendation(tmp_path / "run")

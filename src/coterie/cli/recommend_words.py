@@ -44,7 +44,6 @@ def plan_lines(panel: Panel) -> list[str]:
     one, everything = panel.rounds
     lines = [f"Panel, from cheap to dear: {', '.join(panel.prepared.methods)}."]
     lines += [f"Not tried: {label} ({why})." for label, why in panel.left_out.items()]
-    lines += [f"Note: {note}." for note in panel.notes]
     return [
         *lines,
         f"Each method, local included, has {_candidates(panel.trials)} and {one} rounds to be tuned in each of "

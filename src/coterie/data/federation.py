@@ -54,6 +54,9 @@ class Federation:
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # each client's record, as JSON
     files: Mapping[str, str] = field(default_factory=dict)  # the user's files that it was read from, with their SHA-256
     decode: Decode | None = None  # how uint8 inputs become numbers when a minibatch enters the model
+    groups: Index | None = (
+        None  # [pool]: examples of a client with equal numbers (a patient's) stay in one part; or None
+    )
     declared: Target | None = None  # None: classes if there are any, and else numbers
     names: tuple[str, ...] = field(init=False)
 
@@ -205,7 +208,8 @@ def split_again(federation: Federation, *, validation: float, test: float, seed:
     clients = {}
     for name, split in federation.clients.items():
         own = np.sort(np.concatenate([split.train, split.validation, split.test]))
-        parts = split_client(name, len(own), federation.strata(own), validation, test, seed)
+        groups = None if federation.groups is None else federation.groups[own]
+        parts = split_client(name, len(own), federation.strata(own), validation, test, seed, groups=groups)
         clients[name] = Split(*(own[part] for part in (parts.train, parts.validation, parts.test)))
     return replace_unchecked(federation, clients=clients)
 
@@ -298,18 +302,23 @@ def _split_groups(
             f"client '{client}' has {len(names)} group{'s' * (len(names) != 1)}: at least 3 are needed, one each for "
             f"training, validation and testing; leave it out or give it more data"
         )
-    usual = None
-    if labels is not None:
-        kinds, kind = np.unique(labels, return_inverse=True)
-        count = np.zeros((len(names), len(kinds)), np.int64)
-        np.add.at(count, (owner, kind), 1)
-        usual = count.argmax(1)
-    order = stratified_order(len(names), usual, draw)
+    order = order_of_groups(owner, labels, draw)
     rows = np.bincount(owner)[order].cumsum()  # examples in the first 1, 2, ... groups
     first = 1 + int(np.abs(rows[:-2] - num_test).argmin())
     second = first + 1 + int(np.abs(rows[first:-1] - rows[first - 1] - num_validation).argmin())
     split = _cut(order, first, second - first)
     return Split(*(np.flatnonzero(np.isin(owner, split[part])) for part in ("train", "validation", "test")))
+
+
+def order_of_groups(owner: NDArray[np.int64], labels: NDArray[np.generic] | None, draw: np.random.Generator) -> Index:
+    """Return a random order of groups, stratified by their most frequent class; `owner` has each example's group."""
+    usual, number = None, int(owner.max()) + 1
+    if labels is not None:
+        kinds, kind = np.unique(labels, return_inverse=True)
+        count = np.zeros((number, len(kinds)), np.int64)
+        np.add.at(count, (owner, kind), 1)
+        usual = count.argmax(1)
+    return stratified_order(number, usual, draw)
 
 
 def _check(federation: Federation) -> None:

@@ -94,6 +94,7 @@ def one_client(federation: Federation, name: str) -> Federation:
         x=federation.x[where],
         y=federation.y[where],
         weights=weights,
+        groups=None if federation.groups is None else federation.groups[where],
         clients={name: type(split)(*places)},
         preprocessing=known,
         files={},

@@ -6,6 +6,7 @@ disk until it is asked how good each was: then scores, and the standard errors o
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import shutil
@@ -119,7 +120,8 @@ def fold_data(own: Federation, fold: int, folds: int, seed: int) -> Federation:
     """Return the site's data with a fold held out in the place of the test examples; 0: as they are."""
     if fold == 0:
         return own
-    made = folds_of(own, folds, seed)
+    # The server knows how many examples a fold has, and not how many patients: a patient's rows may be divided here.
+    made = folds_of(dataclasses.replace(own, groups=None), folds, seed)
     if not 1 <= fold <= len(made) == folds:
         raise Refused("unlike", f"fold {fold} of {folds}, but this site has {len(made)}")
     return made[fold - 1]

@@ -1,5 +1,6 @@
 """Seeds in lockstep give the same runs as seeds one after another."""
 
+import dataclasses
 import json
 import math
 import signal
@@ -143,12 +144,17 @@ def test_one_pool_where_the_data_are_the_same_and_all_of_them_where_not():
     assert joined[0].federation.x is joined[1].federation.x is trials.first.federation.x
     other = {name: (x + 1, y) for name, (x, y) in clients().items()}
     setups = [trials.first, prepare_trials(("fedavg",), 1, other, model=factory, **STACKED).first]
+    groups = np.arange(len(setups[1].federation.y)) // 2  # patients of two rows
+    setups[1] = dataclasses.replace(setups[1], federation=dataclasses.replace(setups[1].federation, groups=groups))
     joined = share_pool(setups)
     assert len(joined[0].federation.x) == 2 * len(trials.first.federation.x)
     for mine, alone in zip(joined, setups, strict=True):
         for client in range(3):
             here, there = (each.federation.split(client).test for each in (mine, alone))
             assert torch.equal(mine.federation.x[here], alone.federation.x[there])
+            if alone.federation.groups is not None:
+                assert np.array_equal(mine.federation.groups[here], alone.federation.groups[there])
+    assert joined[0].federation.groups is None
 
 
 def test_models_that_differ_are_not_stacked(one_after_another):

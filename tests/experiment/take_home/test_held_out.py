@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,16 @@ def test_half_an_error_is_less_strict_than_one() -> None:
     assert choose(task, ours, alone, errors=0.5).kept != LOCAL
     assert choose(task, ours, alone, errors=2.0).kept == LOCAL
     assert choose(task, ours, alone, errors=0.0).kept in (FEDERATED, "average")
+
+
+def test_a_patients_rows_are_held_out_together() -> None:
+    given = few((4, 2, 60))
+    groups = np.arange(len(given.y)) // 2 // 5 * 5  # five patients of every ten rows, some across the first splits
+    federation = dataclasses.replace(given, groups=groups + np.arange(len(given.y)) % 5)
+    for fold, holding in held_out._folds(federation, [0, 1], 3, 0):
+        for i in holding:
+            own = fold.split(i)
+            assert not {*federation.groups[own.train]} & {*federation.groups[own.test]}  # type: ignore[index]
 
 
 def test_nothing_is_cross_validated_where_nobody_chooses(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,11 +49,12 @@ def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed
     """
     schema, sites = agree_on_schema(silos)
     problems: list[str] = []
-    xs, ys, splits, records, start = [], [], {}, {}, 0
+    xs, ys, splits, records, groups, start = [], [], {}, {}, [], 0
     for client, whole in sites.items():
         table, y = _with_target(schema, whole)
         try:
-            split = _split(silos, schema, client, table, y, validation, test, seed)
+            own = _groups(silos, table)
+            split = _split(schema, client, table, y, validation, test, seed, own)
         except DataError as error:
             problems.append(f"'{table.file}': {error}")
             continue
@@ -61,6 +62,7 @@ def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed
         records[client] = fit(schema, table, split.train.tolist())
         xs.append(apply_preprocessing(table, records[client]))
         ys.append(y)
+        groups.append(own)
         splits[client] = Split(*(part + start for part in (split.train, split.validation, split.test)))
         start += len(table)
     if problems:
@@ -73,6 +75,7 @@ def load_silos(silos: Silos, *, validation: float = 0.1, test: float = 0.3, seed
         declared=target if schema.kind not in ("classification", "regression") else None,
         classes=schema.classes,
         preprocessing=records,
+        groups=None if silos.group is None else np.concatenate([each for each in groups if each is not None]),
         files={file: sha256(file) for file in read},
     )
 
@@ -171,8 +174,15 @@ def _with_target(schema: Schema, table: Table) -> tuple[Table, NDArray[np.float6
     return table, np.array([values[row] for row in known], np.float64)
 
 
+def _groups(silos: Silos, table: Table) -> NDArray[np.int64] | None:
+    """Return a number for each row's group; None if no column names one."""
+    if silos.group is None:
+        return None
+    names = [canonical(cell or "") for cell in table.columns[silos.group]]
+    return np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
+
+
 def _split(
-    silos: Silos,
     schema: Schema,
     client: str,
     table: Table,
@@ -180,8 +190,8 @@ def _split(
     validation: float,
     test: float,
     seed: int,
+    groups: NDArray[np.int64] | None,
 ) -> Split:
-    groups = None if silos.group is None else np.array([canonical(cell or "") for cell in table.columns[silos.group]])
     labels = schema.to_predict().strata(y)
     split = split_client(client, len(table), labels, validation, test, seed, groups=groups)
     if schema.kind in ("classification", "ordinal") and labels is not None and len(np.unique(labels)) < 2:

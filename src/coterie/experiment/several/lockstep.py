@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,7 +111,11 @@ def _moved(federation: Federation, start: int, x: Tensor, y: Tensor) -> Federati
     if weights is not None:
         own, weights = weights, weights.new_ones(len(x))
         weights[start : start + len(own)] = own
-    return replace_unchecked(federation, x=x, y=y, clients=clients, weights=weights)
+    groups = federation.groups
+    if groups is not None:
+        own_groups, groups = groups, np.zeros(len(x), np.int64)
+        groups[start : start + len(own_groups)] = own_groups
+    return replace_unchecked(federation, x=x, y=y, clients=clients, weights=weights, groups=groups)
 
 
 class Run(NamedTuple):

@@ -8,8 +8,8 @@ all such clients hold out their part of the same number, and the others train on
 The rounds stay those that the run has selected, and no test example is predicted. What is judged is the method at this
 client, with a fold's share of its examples less, and not one model; that is what a cross-validation can do.
 
-Where a table has groups, such as patients with several rows, nothing is cross-validated: a part would hold out rows of
-patients whose other rows are trained on. Nor is it with privacy, whose budget is that of one training.
+Where a table has groups, such as patients with several rows, a group's rows are in one part. With privacy nothing is
+cross-validated: its budget is that of one training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TINY = 50  # validation examples, below which a client's choice is cross-validat
 def tiny_clients(setup: Setup) -> list[int]:
     """Return the clients whose choice is cross-validated, by number."""
     config, federation = setup.config, setup.federation
-    if config.take_home != "best" or config.take_home_folds < 2 or config.group or config.privacy is not None:
+    if config.take_home != "best" or config.take_home_folds < 2 or config.privacy is not None:
         return []
     return [i for i in range(len(federation.names)) if len(federation.split(i).validation) < TINY]
 
@@ -88,7 +88,9 @@ def _folds(federation: Federation, who: list[int], number: int, seed: int) -> li
     for i in who:
         name = federation.names[i]
         own = federation.clients[name]
-        pieces = pieces_of(federation, name, min(number, len(own.train) + len(own.validation)), seed)
+        pieces = pieces_of(federation, name, number, seed)
+        if len(pieces) < 2:
+            continue  # one patient alone cannot be held out
         for k, piece in enumerate(pieces):
             rest = np.concatenate([other for j, other in enumerate(pieces) if j != k])
             made[k][0][name] = Split(np.sort(rest), own.validation[:1], np.sort(piece))

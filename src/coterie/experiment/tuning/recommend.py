@@ -76,7 +76,6 @@ class Panel:
     trials: int
     fixed: list[str]
     own_data: bool  # it came from Python, so no file can name it
-    notes: list[str]  # what to know about the scores
 
     @property
     def setup(self) -> Setup:
@@ -164,8 +163,6 @@ def prepare_panel(
     prepared = prepare_trials(with_local(methods), [seed], data, model=model, head=head, **settings)
     refusals.of_search(prepared.first.config.privacy)
     tried, left_out = suited(prepared.methods, prepared.first)
-    group = prepared.first.config.group
-    notes = [f"rows that agree in '{group}' may be on both sides of a fold: all scores are somewhat too good"]
     made = folds_of(prepared.first.federation, folds, prepared.first.config.data_seed)
     own = not isinstance(data, str | None)
     panel = Panel(
@@ -175,7 +172,6 @@ def prepare_panel(
         trials,
         given_names(settings) if fixed is None else list(fixed),
         own,
-        notes if group else [],
     )
     panel.searches(prepared.first.federation)  # complains of what is wrong
     return panel

@@ -16,7 +16,6 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
-from coterie.experiment import stopping
 from coterie.experiment.building import Model
 from coterie.experiment.config import TABLES, Config
 from coterie.experiment.debugging import debugging
@@ -25,10 +24,8 @@ from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress
-from coterie.experiment.run import run_setup
 from coterie.experiment.setup import Setup
 from coterie.experiment.several.compare import run_trials
-from coterie.experiment.several.compare_runs import compare_runs
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.candidates import Train, without_test
@@ -37,9 +34,10 @@ from coterie.experiment.tuning.journal import SearchFolder
 from coterie.experiment.tuning.propose import MIN_FOR_IMPORTANCES, require_optuna
 from coterie.experiment.tuning.search import MethodSearch, by_method, run_search
 from coterie.experiment.tuning.space import MODEL, Range, check_names, parse_wanted, space_of
+from coterie.experiment.tuning.tested import tested
 from coterie.methods.fields import AnyMethod
 from coterie.storage import files
-from coterie.storage.run_folder import COMPLETE, safe_name
+from coterie.storage.run_folder import safe_name
 
 LOCAL = "local"
 TRIALS = 20
@@ -273,7 +271,7 @@ def run_tuning(
     with _folder(out) as path:
         run_searches(searches, path, tell)
         best = searches.best
-        comparison = _tested(searches, path, list(dict.fromkeys([LOCAL, best])), tell) if test else None
+        comparison = tested(searches, path, list(dict.fromkeys([LOCAL, best])), tell) if test else None
         if comparison is not None:
             comparison = dataclasses.replace(comparison, path=out)
         if out is not None:
@@ -373,28 +371,6 @@ def write_page(path: Path, tell: Progress) -> None:
     from coterie.experiment.run import write_report
 
     write_report(path, [path], tell)
-
-
-def _tested(searches: Searches, path: Path, labels: Sequence[str], tell: Progress) -> Comparison:
-    """Run what was chosen on all examples; runs that are complete already are read.
-
-    Training alone comes last: beside a method that stopped early it has as many rounds. What clients take home is left
-    to the runs that follow, since the two models of a client may be of different networks here.
-    """
-    folders, until = [], None
-    for label in sorted(labels, key=lambda label: label == LOCAL):
-        folder = path / "chosen" / safe_name(label)
-        folders.append(folder)
-        if not all((folder / name).exists() for name in COMPLETE):
-            setup = searches.chosen(label)
-            setup = dataclasses.replace(setup, config=setup.config.model_copy(update={"take_home": "federated"}))
-            if label == LOCAL and len(labels) > 1:
-                setup = setup.without_stopping()
-            begun = (folder / "config.toml").exists()
-            run_setup(setup, folder, progress=tell, resuming=begun, report=False, until=until)
-        stop = stopping.read(folder)
-        until = None if stop is None else stop.of_reference(label)
-    return compare_runs(folders)
 
 
 @contextlib.contextmanager
