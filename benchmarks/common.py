@@ -59,8 +59,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "CNN": {"model": "lenet", "rounds": 10, "local_epochs": 5, "evaluate_every": 2},
 }
 BATCH = 10
-# Of models that learn too little in the first rounds of a search to be judged then. Without momentum, LeNet needs two
-# to three times as many steps to leave the plateau at its start.
+# Of models that learn too little in the first rounds of a search to be judged then. Without momentum, LeNet takes long
+# to leave the plateau at its start.
 TRIED = {"lenet": (SGD(0.01, momentum=0.9), SGD(0.03, momentum=0.9))}
 SPLIT: Mapping[str, Any] = {"validation": 0.2, "test": 0.6}  # few examples to train on, so that others can help
 PLACES = 5  # of a score that is kept: more than any number of test examples tells apart
@@ -336,8 +336,9 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any] | None]], notes: M
         f"Fashion-MNIST, with {len(SEEDS)} seeds and minibatches of {BATCH}. All were tuned in the same way, `local`",
         "included, on validation data of the first seed: 784-100-10 by the search of `coterie tune`, the step size and",
         "the method's own hyper-parameters; the CNN, which learns too slowly to be judged after a search's first",
-        "rounds, by trying two step sizes, with momentum, without which it needs two to three times as many steps. All",
-        "seeds have the splits of the first. The optimiser is SGD, also where papers use others.",
+        "rounds, by trying two step sizes, with momentum. (With 2 classes each, `fedavg-ft` had 83 % of the validation",
+        "data right after 100 steps of the first seed with momentum and step size 0.02, and 81 % after 250 without, with",
+        "0.05.) All seeds have the splits of the first. The optimiser is SGD, also where papers use others.",
         "",
         f"Of a client's examples, {SPLIT['test']:.0%} are for testing and {SPLIT['validation']:.0%} for validation, so",
         "that about 20 are left to train on, few enough that others can help: with more, there is little to gain where",
