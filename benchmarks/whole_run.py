@@ -49,8 +49,9 @@ from coterie.cli.memory import keep_freed_memory
 from coterie.compute.cpu import cores
 from coterie.compute.inductor import compile_graph
 from coterie.data.minibatches import draw
+from coterie.experiment.building import num_outputs
 from coterie.experiment.run import run_setup
-from coterie.experiment.setup import Setup, num_outputs
+from coterie.experiment.setup import Setup
 from coterie.methods import Ditto, FedMAP, PFedBreD
 from coterie.models import find_model
 from coterie.profiling import WORK, recording

@@ -305,18 +305,20 @@ def test_the_common_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     common = load("common")
     case = common.Case("digits", "ten clients", "accuracy", {"data": "digits", "local_epochs": 1})
     monkeypatch.setattr(common, "cases", lambda: (case,))
-    asked = ["--quick", "--methods", "fedbn", "--cache", str(tmp_path)]
+    results = tmp_path / "benchmark.json"
+    asked = ["--quick", "--methods", "fedbn", "--results", str(results)]
     assert common.main(asked) == 0
     first = capsys.readouterr()
     assert [line.split(": ")[1] for line in first.err.splitlines()] == ["local", "fedavg", "fedbn"]
     rows = {line.split("`")[1]: line.split(" | ") for line in first.out.splitlines() if line.startswith("| `")}
     assert rows.keys() == {"local", "fedavg", "fedbn"}
     assert "; equal to `fedavg` to the digit on digits | Neither network has normalisation layers" in first.out
-    (kept,) = tmp_path.glob("fedavg-*.json")
-    found = json.loads(kept.read_text())
+    assert len(results.read_text().splitlines()) == 2 + 2 + 3, "a line each"
+    found = common.read(results)["digits"]["fedavg"]
     assert found["values"].keys() == {"lr"}
     assert 0 < found["validation"] <= 1
     assert found["seconds"] > 0
+    assert 0 < found["among_own"] <= 1
     assert np.array(found["scores"]).shape == (1, 10)
     assert common.main([*asked, "--page"]) == 0
     assert capsys.readouterr() == (first.out, "")
@@ -329,12 +331,13 @@ def test_the_common_benchmark_tries_step_sizes_where_it_does_not_search(monkeypa
     common = load("common")
     case = common.Case("digits", "", "accuracy", {"data": "digits", "model": "linear", "local_epochs": 1})
     assert common.tuning(case.settings) == "9 candidates as in `coterie tune`"
-    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e-6, 0.5, 1e38)})
-    assert common.tuning(case.settings) == "step sizes 1e-06 and 0.5 and 1e+38"
+    tried = tuple(coterie.SGD(size, momentum=0.9) for size in (1e-6, 0.5, 1e38))
+    monkeypatch.setattr(common, "TRIED", {"linear": tried})
+    assert common.tuning(case.settings) == "SGD with step sizes 1e-06 and 0.5 and 1e+38, momentum 0.9"
     found = common.tune_and_run(case, "fedavg", (0,), True)
     assert found["values"] == {"lr": 0.5}, "the one that diverges is passed over"
     assert np.array(found["scores"]).shape == (1, 10)
-    monkeypatch.setattr(common, "STEP_SIZES", {"linear": (1e38,)})
+    monkeypatch.setattr(common, "TRIED", {"linear": tried[2:]})
     assert "diverged" in common.tune_and_run(case, "fedavg", (0,), True)["failed"]
 
 
@@ -344,14 +347,24 @@ def test_a_result_far_below_local_is_told_with_what_it_is_among_own_classes() ->
     outputs = torch.tensor([[1.0, 0.0, 2.0], [1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
     found = Predictions(outputs, torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
     assert common.among_own(found, 2) == pytest.approx((0.5 + 1.0) / 2)
-    local, same = {"scores": [[0.9, 0.8]]}, {"scores": [[0.9, 0.8]]}
-    far = {"scores": [[0.7, 0.6]], "among_own": 0.75}
-    said = common.remarks({"digits": {"local": local, "far": far, "same": same, "not": {"failed": "it diverged"}}})
-    assert said == {
-        "far": ["20.0 points below `local` on digits (75.0 among its own classes)"],
+    cost = {"values": {}, "worst_tenth": 0.5, "bytes": 1.0, "seconds": 1.0}
+    local, same = {"scores": [[0.9, 0.8]], **cost}, {"scores": [[0.9, 0.8]], **cost}
+    far = {"scores": [[0.7, 0.6]], "among_own": 0.75, **cost}
+    printed = dict(zip(common.Row._fields, ("lr 0.1", 70.0, 0.5, 60.0, -15.04, 5.0, 1.0, 2.0), strict=True))
+    old = {"printed": printed, "among_own": 0.8, "equal": ["far"]}
+    by_method = {"local": local, "fedavg": far, "same": same, "not": {"failed": "it diverged"}, "old": old, "no": None}
+    assert common.remarks({"digits": by_method}) == {
+        "fedavg": ["20.0 points below `local` on digits (75.0 among its own classes)"],
         "same": ["equal to `local` to the digit on digits"],
         "not": ["failed on digits"],
+        "old": [
+            "15.0 points below `local` on digits (80.0 among its own classes)",
+            "equal to `far` to the digit on digits",
+        ],
     }
+    lines = {name: common.line(name, by_method[name], row) for name, row in common.rows(by_method).items()}
+    assert lines["old"] == "| `old` | lr 0.1 | 70.0 ± 0.5 | 60.0 | -15.0 | 5 % | 1.00 | 2.0 |"
+    assert lines["local"] == "| `local` | as it is | 85.0 ± nan | 50.0 |  |  | 1.00 | 1.0 |"
 
 
 def test_the_code_of_a_method_is_that_of_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

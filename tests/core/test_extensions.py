@@ -80,7 +80,7 @@ def test_a_package_adds_methods_and_models(tmp_path, monkeypatch):
     try:
         assert find_method("mean")[0].__name__ == "FedAvg"
         assert find_model("wide:width=7")((4,), 2)(torch.zeros(1, 4)).shape == (1, 2)
-        with pytest.raises(ConfigError, match=r"model 'wide:depth=7' has no option 'depth'; its options are width=3"):
+        with pytest.raises(ConfigError, match=r"no option 'depth' \(did.*\); write wide\[:width=3\]"):
             find_model("wide:depth=7")
     finally:
         extensions.added.cache_clear()

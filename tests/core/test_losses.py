@@ -10,8 +10,9 @@ from torch.func import grad
 
 from coterie.core.errors import ConfigError
 from coterie.core.losses import LOSSES, check_name, find_loss
+from coterie.core.make_task import make_task
 from coterie.core.targets import Classes, Labels, Numbers, Ordered
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 
 CLASSES, NUMBERS, LABELS = Classes(3), Numbers(()), Labels(("a", "b"))
 
@@ -110,8 +111,8 @@ def test_a_loss_of_ones_own_is_found_by_its_path_with_options():
         ("focal", Ordered(3), "it has only its own"),
         ("focal:gamma=much", CLASSES, "valid number"),
         ("focal:gamma=-1", CLASSES, "greater than or equal to 0"),
-        ("focal:delta=1", CLASSES, "no option 'delta'; its options are gamma=2.0"),
-        ("focal:2", CLASSES, "focal:name=value"),
+        ("focal:delta=1", CLASSES, "no option 'delta'; write focal\\[:gamma=2.0\\]"),
+        ("focal:2:3", CLASSES, "an extra value '3'"),
         ("tests.core.test_losses:cubed:scal=2", NUMBERS, r"no option 'scal' \(did you mean 'scale'\?\)"),
         ("tests.core.test_losses:cubed:scale=much", NUMBERS, "scale = 'much': .*valid number"),
         ("tests.core.test_losses:nothing", CLASSES, "cannot be imported"),

@@ -1,4 +1,4 @@
-"""`Task`: any module as pure functions, and what is said when a module does not fit."""
+"""`Task`: any module as pure functions of its parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.func import grad
 from coterie.core import tree
 from coterie.core.batches import Batch
 from coterie.core.decode import Decode
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -238,25 +238,6 @@ def test_task_errors() -> None:
         Task(mlp().requires_grad_(False))
     with pytest.raises(ValueError, match="lazy"):
         Task(nn.Sequential(nn.LazyLinear(3)))
-
-
-def test_make_task_returns_a_task_that_fits() -> None:
-    task = make_task(mlp(), "classification", 3, normal(7, 4), head="body")
-    assert (task.kind, task.num_classes, task.head_module) == ("classification", 3, "body")
-    assert make_task(nn.Linear(4, 1), "regression", None, normal(7, 4)).num_classes is None
-
-
-@pytest.mark.parametrize(
-    ("module", "num_classes", "width", "message"),
-    [
-        (mlp(), 3, 6, r"inputs of shape \(6,\)"),
-        (mlp(), 5, 4, r"\(2, 3\).*5 classes: its last layer needs 5 outputs"),
-        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), 2, 4, r"\(2,\).*needs 2 outputs"),
-    ],
-)
-def test_make_task_errors(module: nn.Module, num_classes: int, width: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_task(module, "classification", num_classes, normal(7, width))
 
 
 def test_tasks_are_equal_where_only_the_values_differ() -> None:

@@ -8,8 +8,9 @@ from torch.func import vmap
 import coterie
 from coterie.core.batches import Batch
 from coterie.core.errors import ConfigError
+from coterie.core.make_task import make_task
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.data import from_clients
 from coterie.data.augment import AUGMENTATIONS, Brightness, Contrast, Crop, Flip, Noise, Rotate, find_augmentation
 from coterie.data.minibatches import Plan

@@ -15,7 +15,8 @@ from coterie.deploy.contract import Rules
 from coterie.deploy.keys import make_identity
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.server import Server
-from coterie.deploy.site import Site, one_client
+from coterie.deploy.site import Site
+from coterie.deploy.site_data import one_client
 from coterie.deploy.store import Store
 from coterie.deploy.wire import Envelope
 from coterie.engine import Engine, make_peers

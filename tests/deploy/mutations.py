@@ -17,9 +17,13 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 
 
-def mutated(envelope: Envelope, signer: str, draw: random.Random) -> Envelope:
+HEADERS = ("bytes", "unsigned", "header", "header", "header", "header")  # what is said, and not what is sent
+KINDS = (*HEADERS, "table", "table", "data")
+
+
+def mutated(envelope: Envelope, signer: str, draw: random.Random, kinds: tuple[str, ...] = KINDS) -> Envelope:
     """Change an envelope; most are signed again, so that more than the signature has to notice."""
-    kind = draw.choice(("bytes", "unsigned", "header", "header", "header", "header", "table", "table", "data"))
+    kind = draw.choice(kinds)
     if kind == "bytes":
         parts = [_bytes(part, draw) if draw.random() < 0.5 else part for part in envelope]
         return Envelope(*parts)

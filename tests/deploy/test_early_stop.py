@@ -48,7 +48,7 @@ def test_it_stops_after_the_round_of_a_simulation(how, tmp_path):
 def test_a_server_that_was_killed_does_not_go_on(tmp_path, monkeypatch):
     setup, server, _queue = make("fedavg", tmp_path, **LONG, reference=False)
     whole = run_setup(setup, None)
-    monkeypatch.setattr("coterie.deploy.server.Rounds.finish", lambda self: (_ for _ in ()).throw(ServerKilled))
+    monkeypatch.setattr("coterie.deploy.rounds.Rounds.finish", lambda self: (_ for _ in ()).throw(ServerKilled))
     with pytest.raises(ServerKilled):
         server.run(ledger())
     monkeypatch.undo()

@@ -14,17 +14,35 @@ from coterie.experiment.take_home.load import load
 from coterie.storage import files
 from coterie.storage.run_folder import RunFolder
 
+from . import inprocess
 from .inprocess import NAMES, ledger, make, net, private, same, simulate
 
 METRICS = ("validation", "test", "info", "participants", "bytes_up", "bytes_down")
 
 
+def frozen_below(shape, outputs):
+    """A network whose first layers are frozen, with more numbers than anything that is sent."""
+    below = torch.nn.Sequential(torch.nn.Linear(*shape, 7), torch.nn.Tanh(), torch.nn.Linear(7, *shape))
+    below.register_parameter("unused", torch.nn.Parameter(torch.randn(20_000)))  # it would make mail large
+    return torch.nn.Sequential(below.requires_grad_(False), *net(shape, outputs))
+
+
+def nobody_sends_what_is_frozen(queue, setup):
+    """Neither by name nor, in sealed mail, by size."""
+    frozen = {name: leaf for name, leaf in setup.task.init().items() if name.startswith("0.")}
+    for _, _, _, envelope in queue.seen:
+        assert envelope.nbytes < tree.nbytes(frozen)
+        assert not any(f"/{name}".encode() in envelope.body for name in frozen)
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_three_rounds_are_the_simulators_bits(method, tmp_path):
+def test_three_rounds_are_the_simulators_bits(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(inprocess, "net", frozen_below)
     setup, server, queue = make(method, tmp_path, clients_per_round=3, reference=False, evaluate_every=3)
     book = ledger()
     result = server.run(book)
     assert result.selected == 3
+    nobody_sends_what_is_frozen(queue, setup)
     sim = simulate(setup)
     kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))
     assert same(kept.server, sim.state.server)
@@ -35,7 +53,7 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path):
         assert {metric: with_one_nan(values) for metric, values in by.items()} == result.rounds[-1][part]
     views, x = sim.views(3, Engine("loop")), setup.federation.x[:3]
     for i, name in enumerate(NAMES):
-        model = load(queue.sites[name].root / book.run / name / "result", name, model=net)
+        model = load(queue.sites[name].root / book.run / name / "result", name, model=frozen_below)
         assert torch.equal(model(x), setup.method.predict(setup.task, tree.rows(views, i), x))
 
 
@@ -105,12 +123,14 @@ PEERS = [("federico", "ring"), ("fedavg", "star"), ("fedamp", "complete"), ("fed
 
 
 @pytest.mark.parametrize(("method", "topology"), PEERS)
-def test_peers_are_the_simulators_bits(method, topology, tmp_path):
+def test_peers_are_the_simulators_bits(method, topology, tmp_path, monkeypatch):
+    monkeypatch.setattr(inprocess, "net", frozen_below)
     setup, server, queue = make(method, tmp_path, topology=topology, clients_per_round=3, reference=False)
     book = ledger()
     result, whole = server.run(book), run_setup(setup, None)
     assert result.selected == whole.selected
     assert result.clients == whole.clients
+    nobody_sends_what_is_frozen(queue, setup)
     for one, other in zip(result.rounds, whole.rounds, strict=True):
         assert {key: one[key] for key in METRICS[:4]} == {key: other[key] for key in METRICS[:4]}
     sim = simulate(setup)

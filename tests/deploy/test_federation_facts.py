@@ -16,7 +16,7 @@ from coterie.deploy.federation_facts import (
     gather_facts,
 )
 from coterie.deploy.refused import Refused
-from coterie.deploy.site import one_client
+from coterie.deploy.site_data import one_client
 from coterie.experiment.config import Config
 
 from .inprocess import ledger, make

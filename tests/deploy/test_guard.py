@@ -10,7 +10,7 @@ from coterie.core import tree
 from coterie.deploy import guard
 from coterie.deploy.federation_facts import declare, gather_facts, population
 from coterie.deploy.refused import Refused
-from coterie.deploy.site import one_client
+from coterie.deploy.site_data import one_client
 from coterie.deploy.site_roles import RemoteServer
 from coterie.deploy.wire import Envelope
 from coterie.deploy.work import Workbench

@@ -1,5 +1,6 @@
 """A site that has joined and is hostile: it stops nobody, and what it cannot say legitimately changes nothing."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie.core import tree
-from coterie.deploy import guard, messages, peer_mail, site_trials, wire
+from coterie.deploy import guard, messages, peer_mail, site_peers, site_trials, wire
 from coterie.deploy.delivery import Delivery
 from coterie.deploy.ledger import Ledger
 from coterie.deploy.refused import Refused
@@ -19,7 +20,7 @@ from coterie.deploy.seal import Route, exchange_key_at, seal
 from coterie.deploy.wire import Envelope
 
 from .inprocess import NAMES, Queue, Rules, forged, make, private, same
-from .mutations import HOSTILE, mutated, mutated_body
+from .mutations import HEADERS, HOSTILE, KINDS, mutated, mutated_body
 
 RULES = Rules(sites=4, deadline=2, joining=30, quorum=0.5)
 HONEST = NAMES[:-1]
@@ -29,9 +30,9 @@ CASES = [("fedavg", "server"), ("fedmap", "server"), ("fedavg", "ring"), ("feder
 class Flood(Queue):
     """Site d floods the server with changed messages before each of its own, and under other addresses too."""
 
-    def __init__(self, sites, number: int, seed: int) -> None:
+    def __init__(self, sites, number: int, seed: int, kinds: tuple[str, ...] = KINDS) -> None:
         super().__init__(sites)
-        self.number, self.draw, self.sent = number, random.Random(seed), 0
+        self.number, self.draw, self.sent, self.kinds = number, random.Random(seed), 0, kinds
         self.real: list[Envelope] = []  # messages of d, of all kinds
 
     def poll(self, seconds: float):
@@ -43,7 +44,7 @@ class Flood(Queue):
                     like = envelope if self.draw.random() < 0.8 else self.draw.choice(self.real)
                     moves = b'"joined"' in like.header  # to another address: then nothing would arrive there
                     other = address if moves else self.draw.choice((address,) * 8 + ("node-x",))
-                    found.append((other, mutated(like, "d", self.draw)))
+                    found.append((other, mutated(like, "d", self.draw, self.kinds)))
                     self.sent += 1
             found.append((address, envelope))
         return found
@@ -72,11 +73,10 @@ class Again(Queue):
         return [forged(header, said.body, "d")]
 
 
-def flooded(method, topology, number, root, monkeypatch, seed=0):
-    """(server, queue, ledger, what was accepted of d, what the server said)."""
-    _, server, queue = make(method, root, RULES, reference=False, topology=topology)
-    queue = server.transport = Flood(queue.sites, number, seed)
-    accepted, said = {}, []
+@contextlib.contextmanager
+def accepting(monkeypatch):
+    """{(kind, round): what is accepted of d in this context}."""
+    accepted = {}
     original = Delivery._arrived
 
     def arrived(self, number, address, envelope):
@@ -86,10 +86,18 @@ def flooded(method, topology, number, root, monkeypatch, seed=0):
             header = json.loads(envelope.header)
             accepted[header["kind"], header["round"]] = envelope
 
-    server.say = said.append
     with monkeypatch.context() as patch:
         patch.setattr(Delivery, "_arrived", arrived)
-        book = Ledger("test-fuzz")
+        yield accepted
+
+
+def flooded(method, topology, number, root, monkeypatch, seed=0):
+    """(server, queue, ledger, what was accepted of d, what the server said, the result)."""
+    _, server, queue = make(method, root, RULES, reference=False, topology=topology)
+    queue = server.transport = Flood(queue.sites, number, seed)
+    server.say = (said := []).append
+    book = Ledger("test-fuzz")
+    with accepting(monkeypatch) as accepted:
         result = server.run(book)
     return server, queue, book, accepted, said, result
 
@@ -136,6 +144,38 @@ def test_a_flood_stops_nobody_and_changes_nothing(method, topology, tmp_path, mo
 def test_a_long_flood_stops_nobody_and_changes_nothing(method, topology, seed, tmp_path, monkeypatch):
     """Three times four kinds of federations: 90,000 messages."""
     assert check_flood(method, topology, 1000, tmp_path, monkeypatch, seed + 1) >= 4000
+
+
+def check_secure_flood(number, root, seed=0):
+    """Bodies are not changed: under masks nobody can tell a false one, and a share that cannot be opened is d's loss.
+
+    Masks are new in every run, and the sum of what is under them is the same to the bit.
+    """
+    rules, results = Rules(sites=4, deadline=2, joining=30, secure=True), []
+    for name in ("flood", "calm"):
+        _, server, queue = make("fedavg", root / name, rules, reference=False)
+        if name == "flood":
+            queue = server.transport = Flood(queue.sites, number, seed, HEADERS)
+        book = Ledger("test-fuzz")
+        result = server.run(book)
+        assert all(row["participants"] == list(NAMES) for row in result.rounds)
+        results.append(tuple(private(queue, book, each) for each in HONEST))
+        if name == "flood":
+            refused, sent = book.sites["d"].refused, queue.sent
+            assert {json.loads(each.header)["kind"] for each in queue.real} >= {"key", "shared", "unmasked", "answer"}
+    assert same(*results)
+    assert sum(refused.values()) > 0.5 * sent
+    assert "error" not in refused
+    return sent
+
+
+def test_a_flood_of_a_secure_sum_stops_nobody_and_changes_nothing(tmp_path):
+    assert check_secure_flood(20, tmp_path) >= 200
+
+
+@pytest.mark.slow
+def test_a_long_flood_of_a_secure_sum_stops_nobody_and_changes_nothing(tmp_path):
+    assert check_secure_flood(700, tmp_path, 1) >= 7000
 
 
 @pytest.mark.parametrize(("average", "selected"), [("trimmed", 1), ("mean", 2)])
@@ -204,24 +244,25 @@ def check_mail(heard, number: int, seed: int) -> None:
     site, sent = heard["ring"]
     message = next(m for m in map(guard.read_at_site, sent) if m.kind == "round" and m.round == 3)
     envelope = next(e for e in sent if guard.read_at_site(e) == message)
-    workbench = site._workbench(message.facts)
-    from coterie.deploy.site import _initial
+    workbench = site.workbench(message.facts)
     from coterie.deploy.store import Store
 
-    neighbourhood, _ = site._neighbourhood(message, Store(site.root, message.run, "a"))
-    private = _initial(workbench, neighbourhood)
-    mail, _ = site._open_mail(envelope, message, workbench, neighbourhood, private)
+    neighbourhood, _ = site_peers.neighbourhood_of(site, message, Store(site.root, message.run, "a"))
+    private = site_peers.initial_of(workbench, neighbourhood)
+    mail, _ = site_peers.open_mail(site, envelope, message, workbench, neighbourhood, private)
     secrets = {name: exchange_key_at(site.root.parent / name / "exchange.key") for name in "ad"}
     public = {name: each.public_key().public_bytes_raw().hex() for name, each in secrets.items()}
     real = wire.encode(peer_mail.read(neighbourhood, secrets["a"], message.run, (2, "d"), mail[2, "d"], private.up)[1])
     without = {key: data for key, data in mail.items() if key != (2, "d")}
-    expected, _ = site._read_mail(without, message, workbench, neighbourhood, 0, private)
+    expected, _ = site_peers.read_mail(site, without, message, workbench, neighbourhood, 0, private)
     refusals = 0
     for _ in range(number):
         body = mutated_body(real, draw, table=draw.random() < 0.6)
         data = seal(body, secrets["d"], public["a"], Route(message.run, 2, "d", "a"))
         data = data if draw.random() < 0.9 else draw.choice((b"", data[:5], data[:-1]))
-        read, refused = site._read_mail({**without, (2, "d"): data}, message, workbench, neighbourhood, 0, private)
+        read, refused = site_peers.read_mail(
+            site, {**without, (2, "d"): data}, message, workbench, neighbourhood, 0, private
+        )
         refusals += len(refused)
         if refused:
             assert [each[:2] for each in refused] == [(2, "d")]

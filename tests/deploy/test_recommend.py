@@ -8,20 +8,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from coterie.core.errors import ConfigError
 from coterie.core.toml import read_toml
-from coterie.deploy import messages
 from coterie.deploy.contract import Rules
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.recommend import AtSites, _evidence, recommend_over
-from coterie.deploy.refused import Refused
+from coterie.deploy.panel_at_sites import AtSites
+from coterie.deploy.recommend import recommend_over
 from coterie.deploy.server import Server
 from coterie.deploy.settings import Deploy
-from coterie.deploy.site import Site, one_client
+from coterie.deploy.site import Site
+from coterie.deploy.site_data import one_client
 from coterie.deploy.store import Store
 from coterie.experiment.setup import prepare
 from coterie.experiment.tuning.recommend import recommend
@@ -29,6 +28,7 @@ from coterie.experiment.tuning.recommendation import Recommendation, read_recomm
 from tests.experiment.tuning.kit import federation
 
 from .inprocess import IDENTITIES, Queue, forged
+from .test_hostile import Again, Flood, accepting, check_site
 
 NAMES = ("a", "b", "c", "d")
 METHODS = ("local", "fedavg", "ifca")
@@ -174,19 +174,40 @@ def test_one_site_moves_no_score_beyond_those_of_the_others(
     assert told.choice.over_local["ifca"].error > 1e-3
 
 
-def test_scores_that_cannot_be_are_refused() -> None:
-    ok: dict[str, Any] = {
-        **{"run": "r", "life": 1, "round": 1, "sender": "a", "request": "0" * 64, "examples": 40},
-        **{"scores": (0.5, 0.6), "errors": (0.1,), "ends": ((-0.1, 0.3),), "differing": (7,)},
-    }
-    about: Any = (("local", "fedavg"), "auroc", 40)
-    assert _evidence(messages.Judged(**ok), *about).scores["fedavg"] == [0.6]
-    wrong = [{"scores": (0.5, 1.1)}, {"errors": (-0.1,)}, {"examples": 41}, {"differing": (41,)}, {"scores": (0.5,)}]
-    for change in wrong:
-        with pytest.raises(Refused):
-            _evidence(messages.Judged(**{**ok, **change}), *about)
-    unknown = _evidence(messages.Judged(**{**ok, "scores": (0.5, None)}), *about)
-    assert np.isnan(unknown.scores["fedavg"]).all()
+def check_flood(number: int, root: Path, monkeypatch: Any, seed: int = 0) -> int:
+    """Site d floods a search with changed messages: what is recommended is what its accepted ones alone would give."""
+    two, short = ("local", "ifca"), {"rounds": 1}
+    server, queue = deployed(root / "flood", **short)
+    flood = Flood(queue.sites, number, seed)
+    server.transport = flood
+    ledger = Ledger("test-fuzz")
+    with accepting(monkeypatch) as accepted:
+        told = over(server, ledger, two, trials=1)
+    calm, queue = deployed(root / "calm", **short)
+    calm.transport = Again(queue.sites, accepted)
+    expected = over(calm, Ledger("test-fuzz"), two, trials=1)
+    apart = differences(told.to_json(), expected.to_json())
+    assert {*apart} <= {f"/costs/{name}/minutes" for name in two}, apart
+    assert told.choice.scores == expected.choice.scores
+    assert "error" not in ledger.sites["d"].refused
+    assert {kind for kind, _ in accepted} >= {"tried", "judged"}
+    return flood.sent
+
+
+def test_a_flood_in_a_search_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    assert check_flood(20, tmp_path, monkeypatch) >= 100
+
+
+@pytest.mark.slow
+def test_a_long_flood_in_a_search_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    assert check_flood(500, tmp_path, monkeypatch, 1) >= 2500
+
+
+def test_a_site_in_a_search_outlives_a_hostile_server(found: tuple[Recommendation, Server, Queue]) -> None:
+    queue = found[2]
+    heard = [each[3] for each in queue.seen if each[:2] == ("to", "a")]
+    assert {json.loads(each.header)["kind"] for each in heard} >= {"tries", "judge", "close"}
+    check_site({"search": (queue.sites["a"], heard)}, 250, 0)
 
 
 def test_a_server_that_was_stopped_goes_on(simulated: Recommendation, tmp_path: Path, monkeypatch: Any) -> None:

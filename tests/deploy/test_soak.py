@@ -10,8 +10,10 @@ from coterie.data import from_clients
 from coterie.deploy.contract import Rules
 from coterie.deploy.keys import make_identity
 from coterie.deploy.ledger import Ledger
-from coterie.deploy.server import Rounds, Server
-from coterie.deploy.site import Site, one_client
+from coterie.deploy.rounds import Rounds
+from coterie.deploy.server import Server
+from coterie.deploy.site import Site
+from coterie.deploy.site_data import one_client
 from coterie.experiment.setup import prepare
 
 from .inprocess import Queue

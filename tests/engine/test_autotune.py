@@ -75,6 +75,7 @@ def test_auto_measures_both_and_does_not_compile_for_little_work():
     assert not choice.engine.compiled
 
 
+@compiles
 def test_auto_does_not_compile_what_is_faster_in_another_way():
     asked = []
 
@@ -86,6 +87,17 @@ def test_auto_does_not_compile_what_is_faster_in_another_way():
     assert asked == ["how long?"]
     pick(simulation(), client_steps=1, compiled=None, otherwise=otherwise)
     assert len(asked) == 1  # where compiling does not seem to pay, nobody asks
+
+
+def test_auto_looks_at_the_clients_with_most_steps(monkeypatch):
+    """A client of a single step would tell what a call costs, not what a step does."""
+    module, looked = sys.modules["coterie.engine.autotune"], []
+    look = module._Look.__init__
+    monkeypatch.setattr(module._Look, "__init__", lambda self, *args: look(self, *args) or looked.append(self))
+    sim = simulation(sizes=(5, 12, 40, 7, 33, 21, 60), participants=7)
+    pick(sim, chunk=3, lanes=(3, 3))
+    assert {tuple(each.group) for each in looked} == {(6, 2, 4, 5)}  # however often
+    assert min(each.longest for each in looked) > 1
 
 
 def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):

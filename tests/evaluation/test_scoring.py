@@ -91,6 +91,19 @@ def test_concordance_is_that_of_all_pairs(monkeypatch):
     assert statistic(task, "concordance", one)(np.ones((1, 60), np.float32))[0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("at_once", [10**6, 10])  # all pairs of all clients together, and one client after another
+def test_concordance_of_many_clients_is_each_ones(at_once, monkeypatch):
+    monkeypatch.setattr("coterie.evaluation.kinds.survival.PAIRS_AT_ONCE", at_once)
+    draw = np.random.default_rng(1)
+    y = np.stack([draw.integers(1, 9, 90), draw.random(90) < 0.4], 1).astype(float)
+    risk, owner = draw.integers(0, 6, 90).astype(float), draw.integers(0, 12, 90)  # of 14; the last two have nothing
+    task = Task(nn.Linear(1, 1), Cox())
+    outputs = torch.from_numpy(risk[:, None])
+    found = score(task, outputs, torch.from_numpy(y), torch.from_numpy(owner), 14)["concordance"]
+    expected = [slow_concordance(risk[owner == i], y[owner == i]) for i in range(14)]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_concordance_in_closed_cases():
     y = np.array([[1.0, 1], [2, 1], [3, 0], [4, 1]])
     assert concordance(np.array([4.0, 3, 2, 1]), y) == 1
@@ -207,7 +220,7 @@ def test_what_a_script_defines_is_not_written_down_as_a_path(monkeypatch):
     """`python study.py` is `__main__`, which another process that resumes the run cannot import from."""
     import sys
 
-    from coterie.experiment.setup import path_of
+    from coterie.experiment.given import path_of
 
     assert brier.path == "tests.evaluation.test_scoring:brier"
     assert path_of(no_number.function) is None

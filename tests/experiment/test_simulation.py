@@ -11,7 +11,7 @@ from tests.engine.small import simulation
 def test_evaluation_of_many_examples_goes_in_pieces(monkeypatch):
     sim = simulation(sizes=(60, 50))
     whole = sim.evaluate(1, Engine("stacked"))
-    monkeypatch.setattr("coterie.experiment.simulation.ACTIVATION_BYTES", 24 * 32 * 4)
+    monkeypatch.setattr("coterie.experiment.scored_examples.ACTIVATION_BYTES", 24 * 32 * 4)
     pieces = sim.evaluate(1, Engine("stacked"))
     np.testing.assert_allclose(whole["test"]["loss"], pieces["test"]["loss"], rtol=1e-6)
 

@@ -4,9 +4,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from coterie import CoterieError, testing
+from coterie.core.make_task import make_task
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.methods import FedROD
 from coterie.methods.fedrod import ABSENT
 

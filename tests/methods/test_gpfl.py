@@ -9,9 +9,10 @@ from torch import nn
 from coterie import CoterieError, testing
 from coterie.core import tree
 from coterie.core.batches import Batch
+from coterie.core.make_task import make_task
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation

@@ -171,12 +171,12 @@ def test_the_smallest_image_that_is_accepted_works(name):
 def test_options_are_checked():
     assert options_of("mlp") == {"hidden": (32, 16)}
     for name, words in (
-        ("cnn:featurs=4", "has no option 'featurs'; its options are features=512"),
-        ("cnn:features=many", "features = 'many': give it as in features=512"),
+        ("cnn:featurs=4", "has no option 'featurs' \\(did you mean 'features'\\?\\); write cnn\\[:features=512\\]"),
+        ("cnn:features=many", "features = 'many': give it as in 512"),
         ("cnn:features=-4", "features = '-4'"),
-        ("cnn:128", "has no option '128'"),
-        ("linear:hidden=3", "it has none"),
-        ("mlp:hidden=3/x", "give it as in hidden=32/16"),
+        ("cnn:128", "has an extra value '128'; write cnn"),
+        ("linear:hidden=3", "has no option 'hidden'; write linear$"),
+        ("mlp:hidden=3/x", "give it as in 32/16"),
         ("nope", "there is no model 'nope'"),
         ("json:nope", "cannot be imported"),
     ):

@@ -7,8 +7,8 @@ from torch import nn
 
 import coterie
 from coterie.core import rng
+from coterie.core.make_task import make_task
 from coterie.core.optimizers import SGD
-from coterie.core.task import make_task
 from coterie.data.federation import Federation, Split
 from coterie.data.minibatches import Plan
 from coterie.data.readers.dialects import LENGTH, VOCABULARY, reports

@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from coterie import CoterieError, testing
+from coterie.core.make_task import make_task
 from coterie.core.method import Population
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.parts.auxiliary import Dense, affine, dense, embeddings, head_inputs, normalised
 
 PARAMS = testing.task().init()

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from coterie import SGD, ConfigError, testing
-from coterie.methods import FedAvg, FedMAP, Local
+from coterie.methods import FedAvg, FedMAP, Local, PFedMe
 from coterie.testing.learning import CHANCE, ENOUGH, LEFT
 from tests.testing.test_defects import Anchored
 
@@ -53,10 +53,19 @@ def test_what_is_enough(numbers, complaint):
     assert found is None if complaint is None else complaint in found
 
 
-def test_a_prior_as_strong_as_fedmaps_first_laplace_is_found():
-    """sigma2 = 15 makes a pull of 0.37 on each weight, whatever the loss says: see issue 17, item 1."""
-    assert testing.learn(FedMAP(prior="laplace", sigma2=15.0, tau=0.01)).complaint is not None
-    assert testing.learn(FedMAP(prior="laplace")).complaint is None
+@pytest.mark.parametrize(
+    ("broken", "sound"),
+    [
+        # sigma2 = 15 makes a pull of 0.37 on each weight, whatever the loss says.
+        (FedMAP(prior="laplace", sigma2=15.0, tau=0.01), FedMAP(prior="laplace")),
+        # With a step size of its own, the shared model hardly moves, however large the steps of the clients are.
+        (PFedMe(outer_lr=0.01), PFedMe()),
+    ],
+    ids=["fedmap", "pfedme"],
+)
+def test_defaults_that_once_made_a_method_useless_are_found(broken, sound):
+    assert testing.learn(broken).complaint is not None
+    assert testing.learn(sound).complaint is None
 
 
 def test_training_that_diverges_is_found():

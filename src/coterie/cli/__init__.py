@@ -30,33 +30,34 @@ from coterie.cli import (
     site,
     tune,
 )
-from coterie.cli.flags import ALLOW_UNKNOWN_FLAGS, USAGE
+from coterie.cli.flags import WITH_SETTINGS
 from coterie.cli.memory import keep_freed_memory
+from coterie.cli.panels import Listed
 
 # A traceback with local variables would write a site's data to the log.
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False
 )
-app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(run.run)
-app.command()(demo.demo)
-app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(plan.plan)
-app.command()(resume.resume)
-app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(compare.compare)
-app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(attack.attack)
-app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(tune.tune)
-app.command(context_settings=ALLOW_UNKNOWN_FLAGS, options_metavar=USAGE)(recommend.recommend)
-app.command()(report.report)
-app.command()(predict.predict)
-app.command()(export.export)
-app.command()(onboard.onboard)
-app.command()(methods.methods)
-app.command()(laws.laws)
-data.app.command()(data_schema.schema)
+app.command(**WITH_SETTINGS)(run.run)
+app.command(cls=Listed)(demo.demo)
+app.command(**WITH_SETTINGS)(plan.plan)
+app.command(cls=Listed)(resume.resume)
+app.command(**WITH_SETTINGS)(compare.compare)
+app.command(**WITH_SETTINGS)(attack.attack)
+app.command(**WITH_SETTINGS)(tune.tune)
+app.command(**WITH_SETTINGS)(recommend.recommend)
+app.command(cls=Listed)(report.report)
+app.command(cls=Listed)(predict.predict)
+app.command(cls=Listed)(export.export)
+app.command(cls=Listed)(onboard.onboard)
+app.command(cls=Listed)(methods.methods)
+app.command(cls=Listed)(laws.laws)
+data.app.command(cls=Listed)(data_schema.schema)
 app.add_typer(data.app, name="data")
-app.command()(reproduce.reproduce)
-app.command()(doctor.doctor)
+app.command(cls=Listed)(reproduce.reproduce)
+app.command(cls=Listed)(doctor.doctor)
 app.add_typer(flower.app, name="flower")
-app.command()(site.site)
+app.command(cls=Listed)(site.site)
 
 
 def _version(request: bool) -> None:

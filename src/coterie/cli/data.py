@@ -13,15 +13,16 @@ from coterie.cli.console import say, show, stdout
 from coterie.cli.data_get import data_get
 from coterie.cli.data_show import data_settings, data_show
 from coterie.cli.flags import format_default
+from coterie.cli.panels import Listed
 from coterie.core.extensions import about_entry, added
 from coterie.data import SOURCES, Source
 from coterie.data.download.catalogue import DOWNLOADS
 from coterie.models import MODELS, options_of
 
 app = typer.Typer(rich_markup_mode=None)
-app.command("get")(data_get)
-app.command("show")(data_show)
-app.command("settings")(data_settings)
+app.command("get", cls=Listed)(data_get)
+app.command("show", cls=Listed)(data_show)
+app.command("settings", cls=Listed)(data_settings)
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="folder with the data sets (default: COTERIE_DATA)")]
 
 

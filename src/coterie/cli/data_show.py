@@ -16,9 +16,9 @@ from coterie.core.extensions import about_entry, added, suggest
 from coterie.data import SOURCES
 from coterie.data.loading import is_known
 from coterie.data.partition import PARTITIONS
+from coterie.experiment.federations import make_federation
 from coterie.experiment.resolve import resolve
 from coterie.experiment.settings import find_setting, settings
-from coterie.experiment.setup import make_federation
 from coterie.storage import files
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
+from coterie.cli.panels import InPanels
 from coterie.core.optimizers import OPTIMIZERS
 from coterie.experiment.config import TABLES, Config
 from coterie.methods.fields import Hyper
@@ -21,6 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ALLOW_UNKNOWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 USAGE = "[FILE.toml] [OPTIONS]"
+# Of a command `with_settings`, for the decorator that Typer makes commands with.
+WITH_SETTINGS: dict[str, Any] = {"cls": InPanels, "context_settings": ALLOW_UNKNOWN_FLAGS, "options_metavar": USAGE}
 ONCE_FOR_EACH = {"callbacks": "--callback", "sections": "--section"}  # lists, of which a flag gives one
 _literal: Any = Literal
 OPTIMIZER = Hyper(

@@ -12,6 +12,7 @@ from coterie.cli.console import say, show, stdout
 from coterie.cli.errors import report_errors
 from coterie.cli.progress import watch
 from coterie.core.errors import ConfigError, DataError
+from coterie.experiment.reproduce import shipped
 from coterie.experiment.reproduce.cache import Cache
 from coterie.experiment.reproduce.figures.catalogue import FIGURES
 from coterie.experiment.reproduce.figures.making import made_file, make, sizes_of
@@ -44,16 +45,18 @@ def reproduce(
         str | None, typer.Option(metavar="TIME", help="stop after this time (30m, 2h); the same command continues")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="folder for results")] = Path("runs/reproduce"),
+    anew: Annotated[bool, typer.Option("--anew", help="run also what the documentation has results of")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="print the final tables only")] = False,
 ) -> None:
     """Run tables of papers, and print the papers' numbers beside the measured ones.
 
     Results are kept in FOLDER by what decides them, so nothing runs twice, and a table is printed as soon as it is
-    there. After Ctrl-C, or when the time is over, run the same command again to continue.
+    there. In a clone of the library, what docs/reproduce/results.jsonl holds counts as done, too. After Ctrl-C, or
+    when the time is over, run the same command again to continue.
     """
     console = stdout()
     with report_errors() as stopped:
-        cache = Cache(out)
+        cache = Cache(out, None if anew else shipped.here())
         if not names:
             show(console, _listing(cache))
             return

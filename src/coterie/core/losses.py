@@ -15,12 +15,10 @@ probabilities, y the target, and e the difference of output and target:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import pydantic
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -172,37 +170,11 @@ def _function(text: str, found: Any, words: Sequence[str]) -> Loss:
 
 
 def _build(text: str, loss: type[Any], words: Sequence[str]) -> Any:
-    known, options = inspect.signature(loss).parameters, _options(text, words)
-    problems = [f"loss = '{text}': there is no option '{key}'; {_has(known)}" for key in options if key not in known]
-    if problems:
-        raise ConfigError(problems)
+    made = with_given_options("loss", text, loss, words)
     try:
-        return (
-            pydantic.TypeAdapter(loss).validate_python(dict(options))
-            if hasattr(loss, "__dataclass_fields__")
-            else loss(**options)
-        )
-    except (pydantic.ValidationError, TypeError, ValueError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
-        raise ConfigError([f"loss = '{text}': {why[:1].lower()}{why[1:]}"]) from error
-
-
-def _has(known: Mapping[str, inspect.Parameter]) -> str:
-    named = ", ".join(f"{key}={each.default}" for key, each in known.items())
-    return f"its options are {named}" if named else "it has none"
-
-
-def _options(text: str, words: Sequence[str]) -> dict[str, Any]:
-    options = dict[str, Any]()
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError([f"loss = '{text}': give options as in {text.removesuffix(f':{word}')}:name=value"])
-        try:
-            options[key] = float(value)
-        except ValueError:
-            options[key] = value
-    return options
+        return made()
+    except (TypeError, ValueError) as error:
+        raise ConfigError([f"loss '{text}': {error}"]) from error
 
 
 def _mean(losses: Tensor) -> Tensor:

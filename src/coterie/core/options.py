@@ -1,14 +1,15 @@
-"""Options of a user's function or class, as they are typed after its name: `my_package.parts:by_scanner:3:noise=0.1`.
+"""Options as they are typed after a name: `dirichlet:0.3:min=20`, `my_package.parts:by_scanner:3:noise=0.1`.
 
-They are the parameters that the library does not fill in itself, in their order or by name, and are read by their
-annotations or else by the types of their defaults: numbers, text, true or false, and several values between slashes.
+`read_words` reads them, in their order or by name, whatever they belong to. Those of a function or class are the
+parameters that the library does not fill in itself. They are read by their annotations or else by the types of their
+defaults: numbers, text, true or false, and several values between slashes.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 import pydantic
@@ -51,30 +52,63 @@ def with_given_options(
     if not callable(function):
         raise ConfigError([f"{kind} '{text}' is a {type(function).__name__}, not a function or a class"])
     options = {name: each for name, each in parameters(function).items() if name not in given}
-    places, problems, values = list(options), list[str](), dict[str, Any]()
-    how = usage(text, words, options)
-    for place, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        if not equals:
-            key, value = next(iter(places[place:]), ""), word
-        if key not in options:
-            wrong = f"has no option '{key}'{suggest(key, options)}" if equals else f"has an extra value '{word}'"
-            problems.append(f"{kind} '{text}' {wrong}; write {how}")
-        elif key in values:
-            problems.append(f"{kind} '{text}' has {key} twice")
-        else:
-            try:
-                values[key] = _read(options[key], value)
-            except pydantic.ValidationError as error:
-                words_ = error.errors()[0]["msg"].removeprefix("Value error, ")
-                problems.append(f"{kind} '{text}': {key} = '{value}': {words_[0].lower()}{words_[1:]}")
-                values[key] = None
-    missing = [name for name, each in options.items() if each.default is Parameter.empty and name not in values]
-    if missing:
-        problems.append(f"{kind} '{text}' needs {' and '.join(missing)}: write {how}")
+    readers = {name: functools.partial(_read, each) for name, each in options.items()}
+    needed = [name for name, each in options.items() if each.default is Parameter.empty]
+    values, problems = read_words(f"{kind} '{text}'", words, readers, usage(text, words, options), needed=needed)
     if problems:
         raise ConfigError(problems)
     return functools.partial(function, **values) if values else function
+
+
+def read_words(
+    what: str,
+    words: Sequence[str],
+    readers: Mapping[str, Callable[[str], Any]],
+    how: str,
+    *,
+    places: Sequence[str] | None = None,
+    needed: Sequence[str] = (),
+) -> tuple[dict[str, Any], list[str]]:
+    """Read the words after a name: `key=value`, or values in the order of the options.
+
+    Args:
+        what: whose options they are, for messages: "partition 'dirichlet:0.3'".
+        words: the words.
+        readers: the options that there are, and what reads the text of each; it raises `ValueError`.
+        how: how they are written, for messages.
+        places: options that may be given without their names; by default all.
+        needed: options that must be given.
+
+    Returns:
+        The values of the options that are given, and everything that is wrong, in sentences.
+    """
+    order, problems, values = list(readers) if places is None else list(places), list[str](), dict[str, Any]()
+    for place, word in enumerate(words):
+        key, equals, text = word.partition("=")
+        if not equals:
+            key, text = next(iter(order[place:]), ""), word
+        if key not in readers:
+            wrong = f"has no option '{key}'{suggest(key, readers)}" if equals else f"has an extra value '{word}'"
+            problems.append(f"{what} {wrong}; write {how}")
+        elif key in values:
+            problems.append(f"{what} has {key} twice")
+        else:
+            try:
+                values[key] = readers[key](text)
+            except ValueError as error:
+                problems.append(f"{what}: {key} = '{text}': {_why(error)}")
+                values[key] = None
+    if missing := [key for key in needed if key not in values]:
+        problems.append(f"{what} needs {' and '.join(missing)}: write {how}")
+    return values, problems
+
+
+def _why(error: ValueError) -> str:
+    """Return a reader's complaint as the end of a sentence."""
+    told = str(error)
+    if isinstance(error, pydantic.ValidationError):
+        told = error.errors()[0]["msg"].removeprefix("Value error, ")
+    return f"{told[:1].lower()}{told[1:]}"
 
 
 def usage(text: str, words: Sequence[str], options: dict[str, Parameter]) -> str:

@@ -11,7 +11,7 @@ and boolean leaves (BatchNorm's step counter, for instance) are rounded; distanc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -52,6 +52,26 @@ def map(fn: Callable[..., Any], tree: T, *rest: Any) -> T:
         children = [map(fn, *group) for group in zip(tree, *rest, strict=True)]
         return cast(T, type(tree)(*children) if hasattr(tree, "_fields") else tuple(children))
     raise TypeError(f"a tree holds tensors, dicts and tuples, not {type(tree).__name__}")
+
+
+def without(tree: T, names: Collection[str]) -> T:
+    """Return the tree without the children of these names, in all of its dicts."""
+    if isinstance(tree, dict):
+        return cast(T, {name: without(child, names) for name, child in tree.items() if name not in names})
+    if isinstance(tree, tuple):
+        children = [without(child, names) for child in tree]
+        return cast(T, type(tree)(*children) if hasattr(tree, "_fields") else tuple(children))
+    return tree
+
+
+def filled(tree: Tree, full: T) -> T:
+    """Invert `without`: return a tree of the structure of `full`, with the leaves of `tree` where it has them."""
+    if isinstance(full, dict):
+        return cast(T, {name: filled(tree[name], each) if name in tree else each for name, each in full.items()})
+    if isinstance(full, tuple):
+        children = [filled(*pair) for pair in zip(tree, full, strict=True)]
+        return cast(T, type(full)(*children) if hasattr(full, "_fields") else tuple(children))
+    return cast(T, tree)
 
 
 def leaves(tree: Tree) -> list[Tensor]:

@@ -21,9 +21,10 @@ from coterie.core import rng, tree
 from coterie.core.batches import Batches
 from coterie.core.decode import Decode
 from coterie.core.errors import ConfigError, DataError
+from coterie.core.make_task import make_task
 from coterie.core.method import Population
 from coterie.core.targets import Target, from_json, known
-from coterie.core.task import Task, make_task
+from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.data.augment import find_augmentation
 from coterie.data.federation import Federation, Split
@@ -32,9 +33,8 @@ from coterie.deploy.refused import Refused
 from coterie.deploy.schema import MAX_SITES, Classes, Examples, Scaling, Shape, Strict, TargetText
 from coterie.engine.engine import one_thread
 from coterie.evaluation.metrics import add
-from coterie.experiment.building import completed
+from coterie.experiment.building import Model, completed, named_loss
 from coterie.experiment.config import Config
-from coterie.experiment.setup import Model, named_loss
 from coterie.methods.fields import AnyMethod
 from coterie.models import find_model
 

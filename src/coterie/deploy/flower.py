@@ -25,8 +25,8 @@ from coterie.deploy.server import Server
 from coterie.deploy.site import Site
 from coterie.deploy.site_data import DataFunction, site_data, site_name
 from coterie.deploy.wire import Envelope
+from coterie.experiment.building import Model
 from coterie.experiment.resolve import default_out
-from coterie.experiment.setup import Model
 from coterie.storage import files
 from coterie.storage.run_folder import safe_name
 

@@ -20,8 +20,8 @@ from coterie.deploy.schema import MAX_FOLDS, MAX_TRIALS
 from coterie.deploy.secure import agreement
 from coterie.experiment.config import TABLES, Config
 from coterie.experiment.resolve import resolve
-from coterie.experiment.setup import optimizer_of
 from coterie.methods.fields import AnyMethod, values_of
+from coterie.methods.named import optimizer_of
 
 # Settings of a simulation, and the name of a published setting, whose values are all in the table already.
 SIMULATION_ONLY = (

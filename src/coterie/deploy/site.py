@@ -7,7 +7,6 @@ the same message arrives again, the stored answer is sent again.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 import traceback
@@ -16,35 +15,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.core import routes
+from coterie.core import routes, tree
 from coterie.core.errors import CheckpointError, ConfigError, DataError
-from coterie.core.routes import Addressed
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
-from coterie.deploy import guard, messages, peer_mail, seal, site_folder, site_trials, wire
+from coterie.deploy import guard, messages, peer_mail, seal, site_folder, site_peers, site_trials, wire
 from coterie.deploy.federation_facts import FederationFacts, check_facts, declare
-from coterie.deploy.intake import letter_sizes
 from coterie.deploy.keys import Identity, same_key
 from coterie.deploy.messages import SERVER, Header, Masking, Refusal, Reply, ToSite
-from coterie.deploy.peer_mail import Neighbourhood
 from coterie.deploy.refused import Refused
-from coterie.deploy.schema import Complaint, problem_of_name
+from coterie.deploy.schema import problem_of_name
 from coterie.deploy.secure.agreement import Form
 from coterie.deploy.secure.at_site import LETTER_BYTES, SiteMasks
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.deploy.store import About, Store
-from coterie.deploy.wire import Envelope, as_bytes, as_leaf
-from coterie.deploy.work import Private, Workbench
+from coterie.deploy.wire import Envelope, as_leaf
+from coterie.deploy.work import Workbench
+from coterie.experiment.building import Model
 from coterie.experiment.config import Config
-from coterie.experiment.setup import Model
 from coterie.methods.fields import AnyMethod
 from coterie.storage import files
-
-Letters = dict[tuple[int, str], bytes]  # sealed, by round and sender
 
 
 @dataclass
@@ -93,10 +86,10 @@ class Site:
                     return self._declaration(message)
                 return self._once(envelope, message, store)
         except Refused as refused:
-            self._log(message, f"refused ({refused.code}): {refused}")
+            self.log(message, f"refused ({refused.code}): {refused}")
             return self._refuse(message, refused.code)
         except Exception as error:
-            self._log(message, traceback.format_exc())
+            self.log(message, traceback.format_exc())
             ours = ((CheckpointError, "disk"), (OSError, "disk"), (ConfigError, "unlike"), (DataError, "unlike"))
             return self._refuse(message, next((code for kind, code in ours if isinstance(error, kind)), "failed"))
 
@@ -109,14 +102,14 @@ class Site:
     def _declaration(self, message: messages.Join) -> Envelope:
         secret = seal.exchange_key_at(self.root / "exchange.key")
         card = seal.make_card(self.name, secret, self.identity)
-        return self._sign(messages.Joined(**self.route(message), declares=declare(self.data), card=card))
+        return self.sign(messages.Joined(**self.route(message), declares=declare(self.data), card=card))
 
     def _once(self, envelope: Envelope, message: ToSite, store: Store) -> Envelope:
         if isinstance(message, messages.Unmask):
             guard.open_body(envelope, {})
             seeds, secrets = self._masks(store).unmask(message)
             told = messages.Unmasked(**self.route(message), request=message.digest, seeds=seeds, keys=secrets)
-            return self._sign(told)
+            return self.sign(told)
         last = store.last_answer(self.identity.public)
         if last is not None:
             previous, answer = last
@@ -127,28 +120,28 @@ class Site:
         self._check_promises(message)
         if isinstance(message, messages.Tries):
             reply, body = site_trials.try_all(self, envelope, message, store)
-            answer = self._sign(reply, wire.encode(body))
+            answer = self.sign(reply, wire.encode(body))
             store.commit(answer)
             return answer
         if isinstance(message, messages.Judge):
             guard.open_body(envelope, {})
-            return self._sign(site_trials.judge(self, message, store))
+            return self.sign(site_trials.judge(self, message, store))
         if isinstance(message, messages.Close):
             guard.open_body(envelope, {})
             site_trials.close(store)
-            return self._sign(messages.Finished(**self.route(message)))
+            return self.sign(messages.Finished(**self.route(message)))
         if isinstance(message, messages.Finish):
             guard.open_body(envelope, {})
             self._finish(message, store)
-            return self._sign(messages.Finished(**self.route(message)))
+            return self.sign(messages.Finished(**self.route(message)))
         if isinstance(message, messages.Ask):
             guard.open_body(envelope, {})
-            return self._ask(message, store)
+            return site_peers.answer_ask(self, message, store)
         if isinstance(message, messages.Keys | messages.Shares):
             guard.open_body(envelope, {})
             return self._agree(message, store)
         if isinstance(message, messages.Offer):
-            return self._offer(envelope, message, store)
+            return site_peers.answer_offer(self, envelope, message, store)
         assert isinstance(message, messages.Round)
         return self._round(envelope, message, store)
 
@@ -170,9 +163,9 @@ class Site:
 
     def _round(self, envelope: Envelope, message: messages.Round, store: Store) -> Envelope:
         number, trains, evaluates = message.round, message.train, message.evaluate
-        workbench = self._workbench(message.facts)
-        neighbourhood, about = self._neighbourhood(message, store)
-        at, private = store.load(message.base, _initial(workbench, neighbourhood))
+        workbench = self.workbench(message.facts)
+        neighbourhood, about = site_peers.neighbourhood_of(self, message, store)
+        at, private = store.load(message.base, site_peers.initial_of(workbench, neighbourhood))
         reply = messages.Answer(**self.route(message), request=message.digest)
         place: RemoteServer | OwnServer
         deploy: Tree = ()
@@ -185,18 +178,19 @@ class Site:
             if message.masking is not None:
                 others = len(message.masking.senders) - 1
                 form["shares"] = torch.zeros(max(others, 0), LETTER_BYTES, dtype=torch.uint8)
-            content = guard.open_body(envelope, form)
+            content = guard.open_body(envelope, workbench.task.sent(form))
             guard.check_finite(content)
             guard.check_norm(content, self.norm_bound)
+            content = tree.filled(content, form)
             deploy, down = content.get("deploy"), content.get("train")
             place = RemoteServer(deploy, content.get("shared"))
         else:
-            mail, offered = self._open_mail(envelope, message, workbench, neighbourhood, private)
-            offers, refused = self._read_offers(offered, message, workbench, neighbourhood, private)
+            mail, offered = site_peers.open_mail(self, envelope, message, workbench, neighbourhood, private)
+            offers, refused = site_peers.read_offers(self, offered, message, workbench, neighbourhood, private)
             if message.caught_up:
                 private = private._replace(copy=store.copy_before(number, private.copy))
             else:
-                private, more = self._read_mail(mail, message, workbench, neighbourhood, at, private)
+                private, more = site_peers.read_mail(self, mail, message, workbench, neighbourhood, at, private)
                 refused += more
             reply = reply.model_copy(update={"refused": tuple(refused)})
             place = OwnServer(neighbourhood.index, offers)
@@ -231,7 +225,7 @@ class Site:
                 private = private._replace(up=routes.own_part(up, neighbourhood.index), spoke=torch.tensor(True))
         elif neighbourhood is not None:
             private = private._replace(spoke=torch.tensor(False))
-        answer = self._sign(reply, wire.encode(body))
+        answer = self.sign(reply, wire.encode(body))
         store.write("history.json", history)
         store.save(number, private)
         store.commit(answer)
@@ -247,12 +241,12 @@ class Site:
         about = {**self.route(message), "request": message.digest}
         if isinstance(message, messages.Keys):
             public, seed, proof = self._masks(store).keys(message)
-            return self._sign(messages.Key(**about, public=public, seed=seed, proof=proof))
+            return self.sign(messages.Key(**about, public=public, seed=seed, proof=proof))
         known, pinned = store.about(), dict(store.about().peers)
         secret = seal.exchange_key_at(self.root / "exchange.key")
         letters = self._masks(store).shares(message, secret, self.known, pinned)
         store.keep_about(known.model_copy(update={"peers": pinned}))
-        return self._sign(messages.Shared(**about), wire.encode({"letters": letters}))
+        return self.sign(messages.Shared(**about), wire.encode({"letters": letters}))
 
     def _masked(self, message: messages.Round, masking: Masking, up: Tree, letters: Tensor, store: Store) -> Tensor:
         form = Form.of(self.method, up, message.facts)
@@ -269,144 +263,13 @@ class Site:
             raise Refused("spent", f"{trained} rounds were trained, and epsilon is that of {self.config.rounds}")
         store.write("privacy.json", {"trained": trained + 1, **workbench.privacy.budget.to_json()})
 
-    def _ask(self, message: messages.Ask, store: Store) -> Envelope:
-        """Tell whom this peer asks. That depends on its own last message, and on who took part; not on mail."""
-        workbench, neighbourhood, at, private = self._peer(message, store)
-        copy = self._read_mail({}, message, workbench, neighbourhood, at, private)[0].copy
-        index, train, evaluate = neighbourhood.index, message.train, message.evaluate
-        owners = workbench.asks(message.round, copy, index, train=train, evaluate=evaluate)
-        names = tuple(sorted(neighbourhood.names[owner] for owner in owners))
-        return self._sign(messages.Asks(**self.route(message), request=message.digest, asks=names))
-
-    def _offer(self, envelope: Envelope, message: messages.Offer, store: Store) -> Envelope:
-        """Read the mail, and offer to those who ask what the copy of the server then has of this peer."""
-        workbench, neighbourhood, at, private = self._peer(message, store)
-        if not {*message.askers} <= neighbourhood.near.keys():
-            raise Refused("wrong-receiver", "sites ask that are not neighbours")
-        mail, _ = self._open_mail(envelope, message, workbench, neighbourhood, private)
-        private, refused = self._read_mail(mail, message, workbench, neighbourhood, at, private)
-        copy = private.copy
-        store.keep_copy(message.round, copy)
-        secret, offer = seal.exchange_key_at(self.root / "exchange.key"), workbench.offer(copy, neighbourhood.index)
-        letters = peer_mail.write_offer(neighbourhood, secret, message.run, message.round, offer, list(message.askers))
-        body = wire.encode({"mail": {str(i): as_leaf(data) for i, data in enumerate(letters.values())}})
-        listed = tuple((to, len(data)) for to, data in letters.items())
-        reply = messages.Offers(**self.route(message), request=message.digest, mail=listed, refused=tuple(refused))
-        return self._sign(reply, body)
-
-    def _peer(self, message: messages.Work, store: Store) -> tuple[Workbench, Neighbourhood, int, Private]:
-        """Return what a peer needs to reply to an errand, which changes nothing on its disk."""
-        workbench = self._workbench(message.facts)
-        neighbourhood, about = self._neighbourhood(message, store)
-        if neighbourhood is None:
-            raise Refused("bad-header", "only peers ask each other")
-        store.keep_about(about)
-        initial = _initial(workbench, neighbourhood)
-        return workbench, neighbourhood, *store.load(message.base, initial, only_read=True)
-
-    def _neighbourhood(self, message: messages.Work, store: Store) -> tuple[Neighbourhood | None, About]:
-        about = store.about()
-        if (message.peers is None) != (self.config.topology == "server"):
-            raise Refused("bad-header", "this run has peers, or it has none, and the message is for the other kind")
-        if message.peers is None:
-            return None, about
-        if len(message.peers.keys) != message.facts.size:
-            raise Refused("bad-header", "the number of clients is not that of their keys")
-        pinned = dict(about.peers)
-        neighbourhood = Neighbourhood.read(self.name, message.peers, self.known, pinned)
-        return neighbourhood, about.model_copy(update={"peers": pinned})
-
-    def _open_mail(
-        self,
-        envelope: Envelope,
-        message: messages.Round | messages.Offer,
-        workbench: Workbench,
-        neighbourhood: Neighbourhood,
-        private: Private,
-    ) -> tuple[Letters, dict[str, bytes]]:
-        """Return the letters in a message, by round and sender, and the offers, by sender; all still sealed."""
-        offers = message.offers if isinstance(message, messages.Round) else ()
-        offer = workbench.offer(private.copy, neighbourhood.index)
-        form = {"mail": letter_sizes([size for *_, size in message.mail], routes.letter_form(private.up))}
-        if isinstance(message, messages.Round):
-            form["offers"] = letter_sizes([size for _, size in offers], offer)
-        content = guard.open_body(envelope, form)
-        mail = {(round, sender): as_bytes(content["mail"][str(i)]) for i, (round, sender, _) in enumerate(message.mail)}
-        return mail, {sender: as_bytes(content["offers"][str(i)]) for i, (sender, _) in enumerate(offers)}
-
-    def _read_mail(
-        self,
-        mail: Letters,
-        message: messages.Work,
-        workbench: Workbench,
-        neighbourhood: Neighbourhood,
-        at: int,
-        private: Private,
-    ) -> tuple[Private, list[Complaint]]:
-        """Update the peer's copy of the server with its mail; also return [round, sender, code] of refused mail."""
-        accepted, news = set(message.said), set(message.news)
-        secret = seal.exchange_key_at(self.root / "exchange.key")
-        heard: dict[int, dict[int, Tree]] = {}
-        refused: list[Complaint] = []
-        for (round, sender), data in mail.items():
-            try:
-                peer, up = peer_mail.read(neighbourhood, secret, message.run, (round, sender), data, private.up)
-                guard.check_message(self.method, up, peer.train, self.norm_bound)
-                guard.check_combines(self.method, private.copy, peer.index, up)
-                heard.setdefault(round, {})[peer.index] = up
-            except Exception as error:
-                refused.append(self._refused_mail(message, round, sender, error))
-        if isinstance(private.up, Addressed):  # those who wrote nothing to this site took part all the same
-            for round, sender in news - mail.keys():
-                if sender not in neighbourhood.near:
-                    refused.append(self._refused_mail(message, round, sender, Refused("unknown-site")))
-                    continue
-                index = neighbourhood.near[sender].index
-                heard.setdefault(round, {})[index] = routes.from_letter(None, neighbourhood.index, private.up)
-        copy = private.copy
-        for round in range(max(at, 1), message.round):
-            messages = heard.get(round, {})
-            if round == at and bool(private.spoke) and round in accepted:
-                messages = {**messages, neighbourhood.index: private.up}
-            copy = peer_mail.combine(workbench.method, copy, messages)
-        return private._replace(copy=copy), refused
-
-    def _read_offers(
-        self,
-        offered: Mapping[str, bytes],
-        message: messages.Round,
-        workbench: Workbench,
-        neighbourhood: Neighbourhood,
-        private: Private,
-    ) -> tuple[dict[int, Tree], list[Complaint]]:
-        """Open what this peer asked for, by the owner's number; also return [round, sender, code] of refused offers."""
-        secret = seal.exchange_key_at(self.root / "exchange.key")
-        form = workbench.offer(private.copy, neighbourhood.index)
-        offers: dict[int, Tree] = {}
-        refused: list[Complaint] = []
-        for sender, data in offered.items():
-            try:
-                route = (message.round, sender)
-                peer, offer = peer_mail.read_offer(neighbourhood, secret, message.run, route, data, form)
-                guard.check_finite(offer)
-                guard.check_norm(offer, self.norm_bound)
-                offers[peer.index] = offer
-            except Exception as error:
-                refused.append(self._refused_mail(message, message.round, sender, error))
-        return offers, refused
-
-    def _refused_mail(self, message: messages.Work, round: int, sender: str, error: Exception) -> Complaint:
-        refused = error if isinstance(error, Refused) else Refused("error", guard.place_of(error))
-        self._log(message, f"mail of '{sender}' in round {round} refused ({refused.code}): {refused}")
-        return round, sender, refused.code
-
     def _finish(self, message: messages.Finish, store: Store) -> None:
-        workbench = self._workbench(message.facts)
+        workbench = self.workbench(message.facts)
         rounds = message.round - 2  # fewer than planned, if the server stopped early
         site_folder.write(self.name, workbench, store, message.selected, message.selected_alone, rounds)
         self._masks(store).forget()
 
-    def _workbench(self, facts: FederationFacts) -> Workbench:
+    def workbench(self, facts: FederationFacts) -> Workbench:
         key = facts.model_dump_json()
         if key not in self._workbenches:
             check_facts(facts, declare(self.data))
@@ -420,12 +283,12 @@ class Site:
 
     def _refuse(self, message: ToSite | None, code: str) -> Envelope:
         about = {"sender": self.name} if message is None else self.route(message)
-        return self._sign(Refusal(**about, code=code))
+        return self.sign(Refusal(**about, code=code))
 
-    def _sign(self, message: Header, body: bytes = b"") -> Envelope:
+    def sign(self, message: Header, body: bytes = b"") -> Envelope:
         return guard.sign(guard.with_body(message, body), body, self.identity)
 
-    def _log(self, message: Header | None, words: str) -> None:
+    def log(self, message: Header | None, words: str) -> None:
         run, number = ("?", "?") if message is None else (message.run, message.round)
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {run} round {number}: {words.rstrip()}\n"
         try:
@@ -434,29 +297,3 @@ class Site:
                 file.write(line)
         except OSError:  # a full disk, for example
             sys.stderr.write(line)
-
-
-def _initial(workbench: Workbench, neighbourhood: Neighbourhood | None) -> Private:
-    if neighbourhood is None:
-        return workbench.initial()
-    return workbench.initial_of_peer(neighbourhood.keys, len(neighbourhood.near) + 1, neighbourhood.index)
-
-
-def one_client(federation: Federation, name: str) -> Federation:
-    """Return one client's examples as a federation with one client."""
-    split = federation.clients[name]
-    parts = split.train, split.validation, split.test
-    where = np.unique(np.concatenate(parts))  # in the order that they had, on which folds depend
-    places = [np.searchsorted(where, part) for part in parts]
-    weights = None if federation.weights is None else federation.weights[where]
-    known = {name: federation.preprocessing[name]} if name in federation.preprocessing else {}
-    return dataclasses.replace(
-        federation,
-        x=federation.x[where],
-        y=federation.y[where],
-        weights=weights,
-        groups=None if federation.groups is None else federation.groups[where],
-        clients={name: type(split)(*places)},
-        preprocessing=known,
-        files={},
-    )

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.importing import import_path
 from coterie.data import Federation
 from coterie.data.loading import is_known
 from coterie.data.tables.silos import Silos, load_silos
 from coterie.data.weights import balanced
-from coterie.deploy.site import one_client
 from coterie.experiment.config import Config
-from coterie.experiment.setup import make_federation, own_clients
+from coterie.experiment.federations import make_federation, own_clients
 
 Node = Mapping[str, Any]
 DataFunction = Callable[[dict[str, Any]], Any]
@@ -78,6 +79,26 @@ def from_file(where: str, name: str, node: Node, config: Config) -> Federation:
     stem = found.names[0]
     known = {name: found.preprocessing[stem]}
     return dataclasses.replace(found, name=config.data, clients={name: found.clients[stem]}, preprocessing=known)
+
+
+def one_client(federation: Federation, name: str) -> Federation:
+    """Return one client's examples as a federation with one client."""
+    split = federation.clients[name]
+    parts = split.train, split.validation, split.test
+    where = np.unique(np.concatenate(parts))  # in the order that they had, on which folds depend
+    places = [np.searchsorted(where, part) for part in parts]
+    weights = None if federation.weights is None else federation.weights[where]
+    known = {name: federation.preprocessing[name]} if name in federation.preprocessing else {}
+    return dataclasses.replace(
+        federation,
+        x=federation.x[where],
+        y=federation.y[where],
+        weights=weights,
+        groups=None if federation.groups is None else federation.groups[where],
+        clients={name: type(split)(*places)},
+        preprocessing=known,
+        files={},
+    )
 
 
 def _weighted(federation: Federation, config: Config) -> Federation:

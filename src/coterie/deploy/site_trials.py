@@ -26,8 +26,8 @@ from coterie.deploy.store import Store
 from coterie.deploy.work import LOOP, Private, Workbench, reported
 from coterie.evaluation import Predictions
 from coterie.evaluation.scoring import names_of
+from coterie.experiment.divergence import DIVERGED
 from coterie.experiment.resolve import method_of
-from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.evidence import LOCAL, evidence_of
 from coterie.experiment.tuning.folds import folds_of
 from coterie.experiment.tuning.panel import together
@@ -47,21 +47,23 @@ def try_all(site: Site, envelope: Any, message: messages.Tries, store: Store) ->
     store.keep_trials({*message.open, *(trial.id for trial in message.trials)})
     benches = [_workbench(site, trial, message.facts, own) for trial in message.trials]
     both = list(enumerate(zip(message.trials, benches, strict=True)))
-    content = guard.open_body(envelope, {str(i): message_form(bench, trial) for i, (trial, bench) in both})
+    forms = {str(i): message_form(bench, trial) for i, (trial, bench) in both}
+    content = guard.open_body(envelope, {str(i): bench.task.sent(forms[str(i)]) for i, (_, bench) in both})
     guard.check_finite(content)
     scores: list[dict[str, float | None] | None] = []
     body: dict[str, Tree] = {}
     failed: list[int] = []
     for i, (trial, bench) in both:
         guard.check_norm(content[str(i)], site.norm_bound)
+        down = tree.filled(content[str(i)], forms[str(i)])
         part = store.trial(trial.id)
         if trial.hold:
             _hold(part, store, bench, trial, message.fold)
         private = _state(part, trial.base, bench)
-        scores.append(_evaluate(part, bench, trial, private, content[str(i)]["deploy"]) if trial.evaluate else None)
+        scores.append(_evaluate(part, bench, trial, private, down["deploy"]) if trial.evaluate else None)
         if trial.train:
             try:
-                private, up, info, _ = bench.train(trial.step, private, RemoteServer(content[str(i)]["train"]))
+                private, up, info, _ = bench.train(trial.step, private, RemoteServer(down["train"]))
             except CoterieError as error:
                 if not str(error).startswith(DIVERGED):
                     raise

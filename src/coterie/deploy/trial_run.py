@@ -23,8 +23,9 @@ from coterie.deploy.federation_facts import FederationFacts, message_forms
 from coterie.deploy.refused import Refused
 from coterie.engine import Central
 from coterie.evaluation.benefit import sign_of
+from coterie.experiment.divergence import DIVERGED
 from coterie.experiment.setup import Setup
-from coterie.experiment.simulation import DIVERGED, Simulation
+from coterie.experiment.simulation import Simulation
 from coterie.experiment.tuning.candidates import point_of
 from coterie.experiment.tuning.journal import Point
 from coterie.storage import files
@@ -84,7 +85,7 @@ class TrialRun:
             base = {name: int(files.read_json(states / BASE)[name]) for name in names}
         plan = facts.plan(config)
         sim = Simulation(method, task, setup.federation, plan, facts.audience, config.seed, state, Central())
-        sim.sampler = config.sampler
+        sim.sampler, sim.heard = config.sampler, config.clients_heard
         return cls(id, setup, sim, forms, begun, begun + 1, until, keep, base)
 
     @property
@@ -189,10 +190,9 @@ class TrialRun:
 
     def _combine(self, given: list[int], ups: Mapping[str, Tree]) -> list[int]:
         names, place, method = self.setup.federation.names, self.sim.place, self.setup.method
-        heard = self.setup.config.clients_heard
 
         def combined(ids: list[int]) -> Tree:
-            those = ids if heard is None else self.sim._smallest(ids, heard, "hearing", self.step)
+            those = self.sim.heard_of(self.step, ids)
             rows = tree.stack([ups[names[i]] for i in those])
             return place.aggregate(method, self.sim.state.server, torch.tensor(those), rows)
 
@@ -210,7 +210,8 @@ class TrialRun:
         def draw() -> torch.Generator:
             return rng.torch_generator(self.setup.config.seed, purpose, round)
 
-        return self.sim.place.send(self.setup.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        down = self.sim.place.send(self.setup.method, send, self.sim.state.server, torch.tensor(ids), draw)
+        return self.setup.task.sent(down)
 
 
 def _number(value: float | None) -> float:

@@ -22,10 +22,10 @@ from coterie.deploy.outcome import SiteResults
 from coterie.deploy.site_roles import OwnServer, RemoteServer
 from coterie.engine import Central, Engine
 from coterie.evaluation.metrics import about
+from coterie.experiment.building import Model
 from coterie.experiment.config import Config
 from coterie.experiment.execute import local_like
 from coterie.experiment.privacy.install import Installed, at_site
-from coterie.experiment.setup import Model
 from coterie.experiment.simulation import Simulation
 from coterie.methods.fields import AnyMethod
 from coterie.storage.state import State

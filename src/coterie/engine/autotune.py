@@ -267,8 +267,9 @@ class _Tuning:
     def _look(self, name: str) -> _Look:
         engine = self.engines[name]
         width = engine.lanes or engine.chunk
-        every = [client for each in chunks(self.probe.federation, self.probe.ids, engine.chunk) for client in each]
-        group = every[: max(MIN_CLIENTS, width)]  # a few clients, since one alone is no average
+        # A few clients, since one alone is no average; the largest, since a single step is mostly what a call costs.
+        largest_first = sorted(self.probe.ids, key=self.probe.federation.rank.__getitem__)
+        group = largest_first[: max(MIN_CLIENTS, width)]
         return _Look(self.probe, replace(engine, chunk=width), group)
 
     def _note(self, name: str, found: Outcome) -> None:

@@ -36,8 +36,10 @@ from coterie.core.errors import ConfigError
 from coterie.core.tree import Params, Tree
 from coterie.data import Federation
 from coterie.engine import Engine
+from coterie.experiment.building import Model
 from coterie.experiment.debugging import debugging
-from coterie.experiment.setup import Data, Model, Setup, prepare
+from coterie.experiment.federations import Data
+from coterie.experiment.setup import Setup, prepare
 from coterie.experiment.simulation import Simulation
 from coterie.methods.fields import AnyMethod
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from coterie.core.scan import Program, Runner
 from coterie.core.task import Task
 from coterie.core.tree import Tree
 from coterie.engine.loop import loop
+
+DIVERGED = "training diverged"  # how the error begins
 
 
 class Step(NamedTuple):
@@ -98,6 +100,35 @@ def find_divergence(
     steps = watch.lengths[step.scan] if step else 0
     last = step.last if step else finite[-1] if finite else None
     return Divergence(step, steps, first, last, bool(step) or not all(map(_finite, tree.leaves(result))))
+
+
+def first_not_finite(ids: Sequence[int], reported: Sequence[Tensor]) -> int | None:
+    """Return the first of `ids` that reports NaN or infinite values, or None.
+
+    Args:
+        ids: the clients.
+        reported: what they report, a row for each of them.
+    """
+    if math.isfinite(sum(float(leaf.sum()) for leaf in reported)):  # then all of them are; one pass, no copy
+        return None
+    for leaf in reported:
+        bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
+        if bool(bad.any()):
+            return ids[int(bad.nonzero()[0])]
+    return None
+
+
+def told(found: Divergence | None, method: Any, client: str, round: int) -> str:
+    """Return the error in words: who diverged in which round and step, and what to try."""
+    where, advice = (found.in_words(), found.advice()) if found else ("", "")
+    optimizer = getattr(method, "optimizer", None)
+    lr = getattr(getattr(optimizer, "at_full_pace", optimizer), "lr", None)
+    now = f", now {lr:g}" if isinstance(lr, float | int) else ""
+    return (
+        f"{DIVERGED}: client '{client}' has NaN or infinite values in round {round}{where}. {advice}"
+        f"Try a smaller learning rate (--lr{now}); "
+        "the checkpoints before this round are kept."
+    )
 
 
 @dataclass

@@ -17,6 +17,7 @@ from coterie.data import Federation
 from coterie.evaluation import Predictions
 from coterie.evaluation.metrics import with_one_nan
 from coterie.experiment import stopping, tracking
+from coterie.experiment.building import input_dtype, num_outputs
 from coterie.experiment.callbacks import Watch
 from coterie.experiment.find_callbacks import make as make_callbacks
 from coterie.experiment.global_tests import both_tests
@@ -25,7 +26,7 @@ from coterie.experiment.pick_engine import Choices, RunStart, pick_engine
 from coterie.experiment.progress import Progress
 from coterie.experiment.records import better, record_of, round_record, score_of, table_rows, with_all_metrics
 from coterie.experiment.result import Result
-from coterie.experiment.setup import Setup, input_dtype, num_outputs
+from coterie.experiment.setup import Setup
 from coterie.experiment.silos import record_files
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt

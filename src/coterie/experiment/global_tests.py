@@ -15,8 +15,8 @@ from coterie.engine import Central, ClientRunner, in_order
 from coterie.engine.engine import one_thread
 from coterie.evaluation import Scores, score
 from coterie.evaluation.metrics import mean
-from coterie.experiment.scored_examples import Pool
-from coterie.experiment.simulation import Simulation, examples_at_once
+from coterie.experiment.scored_examples import Pool, examples_at_once
+from coterie.experiment.simulation import Simulation
 from coterie.profiling import timed
 
 MAX_POOLED_PREDICTIONS = 10_000_000  # in a global test: examples times the clients' models that predict them

@@ -220,7 +220,7 @@ def _check_heads(groups: Sequence[Group]) -> None:
     """Raise `ConfigError` unless all heads have the same form, and so features are as wide everywhere."""
     forms = []
     for group in groups:
-        head = None if group.task.head_module is None else group.task._eval.get_submodule(group.task.head_module)
+        head = None if group.task.head_module is None else group.task.head_layer
         if not isinstance(head, nn.Linear):
             raise ConfigError([f"models: {group.model} has no linear head: name it with --head"])
         forms.append((head.in_features, head.out_features, head.bias is not None))

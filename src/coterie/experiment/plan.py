@@ -20,6 +20,8 @@ from coterie.core import tree
 from coterie.core.errors import CoterieError, CoterieWarning
 from coterie.engine import Engine
 from coterie.engine.peers import Peers
+from coterie.experiment.building import Model
+from coterie.experiment.federations import Data
 from coterie.experiment.plan_costs import Memory, Traffic, memory_of, seconds_of, traffic_by_probe, traffic_of
 from coterie.experiment.plan_warnings import certain, diverged, held, inert, one_sided
 from coterie.experiment.probe import (
@@ -34,7 +36,7 @@ from coterie.experiment.probe import (
     slow,
     spread,
 )
-from coterie.experiment.setup import Data, Model, Setup, prepare
+from coterie.experiment.setup import Setup, prepare
 from coterie.methods.fields import AnyMethod
 from coterie.storage.state import State
 

@@ -62,7 +62,7 @@ class Probe(Simulation):
         down, rows_of = self._work(1, ids)
         with on(self.federation.x.device):
             _, ups, _ = in_order(Engine("loop").map(self._local_update, self.federation, ids, rows_of, "probe"), ids)
-            return self.place.traffic(self.method, self._at(ids), ups, down)
+            return self.place.traffic(self.method, self._at(ids), ups, self.task.sent(down))
 
     def alone(self, views: Params, round: int, client: int) -> Params:
         """Return what a client's minibatches of a round make of its view (one of the rows `views`) without a method."""

@@ -19,18 +19,21 @@ from coterie.core.toml import read_toml, to_toml
 from coterie.data.loading import is_known
 from coterie.evaluation.scoring import metrics_of
 from coterie.experiment import report_data, stopping, tracking
+from coterie.experiment.building import Model
 from coterie.experiment.conclude import finish, write_tables
 from coterie.experiment.config import OWN_AUGMENT
 from coterie.experiment.debugging import debugging
 from coterie.experiment.execute import execute, local_like
+from coterie.experiment.federations import Data
 from coterie.experiment.find_callbacks import FROM_PYTHON
+from coterie.experiment.given import OWN_LOSS
 from coterie.experiment.mixed import OWN_MODELS, Models
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.references import references
 from coterie.experiment.result import Result
-from coterie.experiment.setup import OWN_LOSS, Data, Model, Setup, prepare
+from coterie.experiment.setup import Setup, prepare
 from coterie.experiment.silos import check_files
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home import adopt

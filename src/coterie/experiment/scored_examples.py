@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.compute.cpu import cores
-from coterie.compute.inference import faster_inference
+from coterie.compute.inference import faster_if_alone, faster_inference
 from coterie.compute.torch_private import count_flops
 from coterie.core.task import Task
 from coterie.core.tree import Tree
@@ -26,6 +26,7 @@ EVALUATION_BYTES = 256 * 2**20  # of inputs that are kept decoded, as the model 
 INLINE_FLOPS = 1e10  # up to this much work, evaluating here is faster than padding and dispatching to workers
 SINGLE_THREAD_FLOPS = 5e8  # up to this much work, one thread is done before another has started
 MAX_CALLED_CLIENTS = 200  # up to this many models are called one after another; more are stacked
+ACTIVATION_BYTES = 12 * 2**20  # of one layer's outputs for the examples evaluated at once; more leave the cache
 CALL_FLOPS = 5e6  # that could be done in the time that calling one client's model takes
 
 
@@ -183,3 +184,15 @@ def in_threads(tasks: Sequence[Task], order: Sequence[int], call: Callable[[Task
     # A thread must ask for the number of threads before it computes: else oneDNN starts some of its own in it.
     with ThreadPoolExecutor(len(free), initializer=torch.get_num_threads) as pool:
         return dict(zip(order, pool.map(one, order), strict=True))
+
+
+def in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
+    """Predict the examples at `positions`, so few at a time that they stay in the cache."""
+    width = examples_at_once(x)
+    with faster_if_alone():
+        return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)
+
+
+def examples_at_once(x: Tensor) -> int:
+    """Return how many examples to predict at once: their values as float32, in 32 channels, stay in the cache."""
+    return max(1, ACTIVATION_BYTES // max(x[0].numel() * 4 * 32, 1))

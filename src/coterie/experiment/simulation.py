@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from coterie.compute.inference import faster_if_alone
 from coterie.core import client_rows, rng, tree
 from coterie.core.batches import Batches
 from coterie.core.device import on
@@ -24,17 +22,15 @@ from coterie.data.minibatches import Plan, draw, pad_positions
 from coterie.engine import Central, ClientRunner, Place, Rows, in_order, samplers
 from coterie.engine.engine import one_thread, threads_for
 from coterie.evaluation import Predictions, Scores
-from coterie.experiment.divergence import find_divergence
+from coterie.experiment.divergence import find_divergence, first_not_finite, told
 from coterie.experiment.privacy.site_level import Shares
-from coterie.experiment.scored_examples import PARTS, Examples
+from coterie.experiment.scored_examples import PARTS, Examples, in_pieces
 from coterie.methods.fields import AnyMethod
 from coterie.profiling import span, timed
 from coterie.storage.paged_rows import Paged, Store
 from coterie.storage.state import State
 
-ACTIVATION_BYTES = 12 * 2**20  # of one layer's outputs for the examples evaluated at once; more leave the cache
 POOL_PURPOSE = "evaluate on the pool"  # that is, on the test examples of all clients
-DIVERGED = "training diverged"  # how the error begins
 
 
 class Round(NamedTuple):
@@ -122,12 +118,12 @@ class Simulation:
         names, sizes = self.federation.names, self.federation.sizes
         return samplers.Turnout(self.sampler, names, sizes, self.participants, self.seed)
 
-    def _smallest(self, ids: list[int], size: int, purpose: str, round: int) -> list[int]:
-        """Choose `size` clients at random: each draws a number by its name, and those with the smallest are chosen."""
-        if size >= len(ids):
+    def heard_of(self, round: int, ids: list[int]) -> list[int]:
+        """Return whose messages are aggregated: `heard` of them, who by their names drew the smallest numbers."""
+        if self.heard is None or self.heard >= len(ids):
             return ids
-        tickets = rng.seeds_of((self.seed, purpose, round), [self.federation.names[i] for i in ids])
-        return [ids[k] for k in samplers.smallest(tickets, size)]
+        tickets = rng.seeds_of((self.seed, "hearing", round), [self.federation.names[i] for i in ids])
+        return [ids[k] for k in samplers.smallest(tickets, self.heard)]
 
     def train(self, round: int, engine: ClientRunner) -> Round:
         """Run a round: dispatch, local updates, aggregation.
@@ -156,12 +152,12 @@ class Simulation:
             at = self._at(ids)
             heard, messages = at, ups
             if self.heard is not None:
-                those = self._smallest(ids, self.heard, "hearing", round)
+                those = self.heard_of(round, ids)
                 heard, messages = self._at(those), tree.rows(ups, self._at([ids.index(i) for i in those]))
             server = self.place.aggregate(self.method, self.state.server, heard, messages)
             server_info = self.place.info(self.method, server)
             self.state = State(server, self._put(at, clients))
-        return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, down))
+        return Round(ids, info, server_info, *self.place.traffic(self.method, at, ups, self.task.sent(down)))
 
     def _updates(self, round: int, ids: list[int], engine: ClientRunner) -> Any:
         """Return what the clients are sent, what gathers their rows, and their states, messages and infos as rows."""
@@ -372,8 +368,7 @@ class Simulation:
         return draw(self.federation, group, self._withholding(plan), seed=self.seed, purpose=purpose, round=round)
 
     def _withholding(self, plan: Plan) -> Plan:
-        share = self.method.withheld_share
-        return replace(plan, withheld=share) if share else plan
+        return replace(plan, withheld=self.method.withheld_share)
 
     def _local_update(self, client: Tree, down: Tree, batches: Batches) -> Any:
         return self.method.local_update(self.task, client, down, batches)
@@ -383,10 +378,10 @@ class Simulation:
 
     def _outputs(self, client: Tree, down: Tree, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
         view = self._view(client, down, batches)
-        return _in_pieces(lambda x: self.method.predict(self.task, view, x), batches.x, positions)
+        return in_pieces(lambda x: self.method.predict(self.task, view, x), batches.x, positions)
 
     def _global_outputs(self, params: Params, positions: tuple[Tensor, ...], batches: Batches) -> Tree:
-        return _in_pieces(lambda x: self.task.logits(params, x), batches.x, positions)
+        return in_pieces(lambda x: self.task.logits(params, x), batches.x, positions)
 
     @timed("aggregate")
     def _check(self, round: int, ids: list[int], ups: Tree, info: Info, rows_of: Callable[[list[int]], Rows]) -> None:
@@ -395,35 +390,11 @@ class Simulation:
             honest = torch.tensor([i not in self.hostile for i in ids])
             ids = [i for i in ids if i not in self.hostile]
             ups, info = tree.rows((ups, info), honest)
-        reported = [*info.values(), *tree.leaves(ups)]
-        if math.isfinite(sum(float(leaf.sum()) for leaf in reported)):  # then all of them are; one pass, no copy
-            return
-        for leaf in reported:
-            bad = ~torch.isfinite(leaf.reshape(len(ids), -1)).all(1)
-            if bool(bad.any()):
-                raise CoterieError(self._diverged(round, ids[int(bad.nonzero()[0])], rows_of))
+        client = first_not_finite(ids, [*info.values(), *tree.leaves(ups)])
+        if client is not None:
+            raise CoterieError(self._diverged(round, client, rows_of))
 
     def _diverged(self, round: int, client: int, rows_of: Callable[[list[int]], Rows]) -> str:
         """Say which client diverged, in which step, and what to try."""
         found = find_divergence(self.method.local_update, self.task, rows_of([client]))
-        where, advice = (found.in_words(), found.advice()) if found else ("", "")
-        name, optimizer = self.federation.names[client], getattr(self.method, "optimizer", None)
-        lr = getattr(getattr(optimizer, "at_full_pace", optimizer), "lr", None)
-        now = f", now {lr:g}" if isinstance(lr, float | int) else ""
-        return (
-            f"{DIVERGED}: client '{name}' has NaN or infinite values in round {round}{where}. {advice}"
-            f"Try a smaller learning rate (--lr{now}); "
-            "the checkpoints before this round are kept."
-        )
-
-
-def _in_pieces(predict: Callable[[Tensor], Tensor], x: Tensor, positions: tuple[Tensor, ...]) -> Tree:
-    """Predict the examples at `positions`, so few at a time that they stay in the cache."""
-    width = examples_at_once(x)
-    with faster_if_alone():
-        return tuple(torch.cat([predict(x[piece]) for piece in torch.split(part, width)]) for part in positions)
-
-
-def examples_at_once(x: Tensor) -> int:
-    """Return how many examples to predict at once: their values as float32, in 32 channels, stay in the cache."""
-    return max(1, ACTIVATION_BYTES // max(x[0].numel() * 4 * 32, 1))
+        return told(found, self.method, self.federation.names[client], round)

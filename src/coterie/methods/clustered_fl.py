@@ -25,10 +25,11 @@ few alike clients that does not keep: updates of m clients that add up to 0 have
 eps1 and eps2 depend on the model and on the step size. With eps1 = `auto` (default), the mean update must be shorter
 than `ratio` times the longest of its members'; 0.25 is the ratio of the values that the authors used (0.4 and 1.6).
 
-Details: a client's weight is n_i. Only trained parameters are compared; buffers are averaged within the cluster. A
-cluster is split only in a round in which all its members were heard, from `first_split` on: in the first rounds the
-updates say more about the initial model than about the clients. Each client deploys its cluster's model. A newcomer
-begins with, and stays at, the mean of all clients' models, because it was not there when the clusters parted.
+Details: a client's weight is n_i, where the authors' program has the plain mean; it also splits by complete linkage and
+whatever the largest cosine is, without gamma_max. Only trained parameters are compared; buffers are averaged within the
+cluster. A cluster is split only in a round in which all its members were heard, from `first_split` on: in the first
+rounds the updates say more about the initial model than about the clients. Each client deploys its cluster's model. A
+newcomer begins with, and stays at, the mean of all clients' models, because it was not there when the clusters parted.
 """
 
 from __future__ import annotations

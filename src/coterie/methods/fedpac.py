@@ -21,9 +21,10 @@ matrix and are solved together (`coterie.parts.simplex`). Each client deploys th
 newcomer trains a head on the shared body, which stays as it is.
 
 Details: a client that is not in a round keeps the head that it was last given. The head is trained once through the
-round's minibatches, and so is the body, each with an optimiser of its own. v is divided by n_j - 1, so that it is
-unbiased; the paper divides by n_j. One example says nothing of its variance: v is then ||z||^2, its square about 0,
-and not 0, which would make that client the most certain of all.
+round's minibatches, and so is the body, each with an optimiser of its own and the same step size. (The authors'
+program: one epoch for the head, with step size 0.1, and five for the body, with 0.01; and it sets alpha below 0.001 to
+0.) v is divided by n_j - 1, so that it is unbiased; the paper divides by n_j. One example says nothing of its variance:
+v is then ||z||^2, its square about 0, and not 0, which would make that client the most certain of all.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from coterie.core.extensions import with_options
 from coterie.core.optimizers import OPTIMIZERS, Optimizer
 from coterie.core.tree import Params
 from coterie.core.user_code import in_user_code
-from coterie.methods.fields import Hyper, build, hyper_parameters, values_of
+from coterie.core.wrapped import plain
+from coterie.methods.fields import AnyMethod, Hyper, build, hyper_parameters, values_of
 
 OWN = "own-"  # how a file calls what came from Python and has no name
 TRIED = 2  # steps that an optimiser of the user's own is tried on
@@ -246,3 +247,9 @@ def problems_of_steps(optimizer: Optimizer) -> list[str]:
 def _same_shape(old: Tensor, new: Tensor) -> None:
     if old.shape != new.shape:
         raise ValueError(f"its state has the shape {tuple(new.shape)} after a step, and {tuple(old.shape)} before")
+
+
+def optimizer_of(method: AnyMethod) -> dict[str, Any]:
+    """Return the name and settings of a method's optimiser, or {} if it has none."""
+    optimizer = getattr(method, "optimizer", None)
+    return optimizer_values(plain(optimizer)) if isinstance(optimizer, Optimizer) else {}

@@ -16,6 +16,7 @@ s = 128 on). Z is a hash of the run's seed and the number of the round (`Populat
 agree and a resumed run draws the same; the rounding is a hash of the minibatch's key.
 
 Deviations:
+- The paper's variants with control variates or a memory of each client's gradients (QLSD* and QLSD++) are not here.
 - `local_work` = `epochs` (default): a client takes an optimiser's step for each minibatch, and sends the quantised way
   that it went, which is about gamma grad f_i(w) with gamma = lr times its steps. That gamma, averaged over clients as
   the ways are, is also the noise's. `gradient` is the equations above with gamma = lr: one gradient of all of the

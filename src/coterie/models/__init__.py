@@ -12,6 +12,7 @@ from torch import nn
 
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import find, with_options
+from coterie.core.options import read_words, shown
 from coterie.models.alexnet import alexnet_bn
 from coterie.models.convolutions import cnn, cnn2, cnn_bn, lenet
 from coterie.models.lstm import lstm
@@ -48,7 +49,8 @@ def find_model(name: str) -> Factory:
     if first in MODELS and colon and "=" not in rest and importlib.util.find_spec(first):  # the user's own cnn.py
         return find("model", name, {})
     factory, words = with_options("model", name, MODELS)
-    return functools.partial(factory, **_options(name, factory, words)) if words else factory
+    options = options_from_words("model", name, _defaults(factory), words)
+    return functools.partial(factory, **options) if options else factory
 
 
 def options_of(model: str) -> dict[str, Any]:
@@ -61,51 +63,39 @@ def _defaults(factory: Callable[..., nn.Module]) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-def _options(name: str, factory: Callable[..., nn.Module], words: list[str]) -> dict[str, Any]:
-    return options_from_words(f"model '{name}'", _defaults(factory), words)
-
-
-def options_from_words(what: str, known: dict[str, Any], words: list[str]) -> dict[str, Any]:
+def options_from_words(kind: str, text: str, known: dict[str, Any], words: list[str]) -> dict[str, Any]:
     """Read words such as `hidden=5` as options.
 
     Args:
-        what: what they are the options of, for messages: "model 'mlp:hidden=5'".
+        kind: of what, for messages: "model".
+        text: all that was typed.
         known: the options that there are, with their defaults, of which they have the types.
         words: the words.
 
     Raises:
         ConfigError: there is no such option, or its value is none; it lists every problem.
     """
-    problems, values = [], dict[str, Any]()
-    for word in words:
-        key, equals, text = word.partition("=")
-        if key not in known:
-            has = f"its options are {', '.join(f'{k}={_typed(v)}' for k, v in known.items())}"
-            problems.append(f"{what} has no option '{key}'; {has if known else 'it has none'}")
-            continue
-        try:
-            values[key] = _read(text if equals else "", known[key])
-        except (KeyError, ValueError):
-            problems.append(f"{what}: {key} = '{text}': give it as in {key}={_typed(known[key])}")
+    readers = {key: functools.partial(_read, value) for key, value in known.items()}
+    how = ":".join(text.split(":")[: -len(words) or None]) + "".join(f"[:{k}={shown(v)}]" for k, v in known.items())
+    values, problems = read_words(f"{kind} '{text}'", words, readers, how, places=())
     if problems:
         raise ConfigError(problems)
     return values
 
 
-def _read(text: str, like: Any) -> Any:
+def _read(like: Any, text: str) -> Any:
     """Parse `text` as a value of the type of `like`; numbers are at least 0, and slashes separate several."""
-    if isinstance(like, tuple):
-        return tuple(_read(part, like[0]) for part in text.split("/"))
-    if isinstance(like, bool):
-        return {"true": True, "false": False}[text]
-    value = type(like)(text)
-    if not isinstance(value, str) and not 0 <= value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
-def _typed(value: Any) -> str:
-    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+    try:
+        if isinstance(like, tuple):
+            return tuple(_read(like[0], part) for part in text.split("/"))
+        if isinstance(like, bool):
+            return {"true": True, "false": False}[text]
+        value = type(like)(text)
+        if isinstance(value, str) or 0 <= value < float("inf"):
+            return value
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(f"give it as in {shown(like)}")
 
 
 __all__ = ["MODELS", "Factory", "cnn", "dnn", "find_model", "linear", "mlp", "options_of", "tabular"]

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.core.errors import ConfigError
-from coterie.core.task import find_head
+from coterie.core.modules import find_head
 from coterie.core.tree import Params
 
 A, B = "_lora_a", "_lora_b"  # what follows the name of a weight in the names of its two matrices
@@ -205,7 +205,7 @@ def find_adapter(text: str) -> LoRA:
     if name != "lora":
         raise ConfigError([f"there is no adapter '{name}'; there is lora, as in lora:rank=4:alpha=8"])
     known = {each: LoRA.__dataclass_fields__[each].default for each in LoRA.__dataclass_fields__}
-    return LoRA(**options_from_words(f"adapter '{text}'", known, words))
+    return LoRA(**options_from_words("adapter", text, known, words))
 
 
 def _sum(layer: Any, name: str) -> Any:

@@ -142,14 +142,14 @@ def contributions(
         times: a scalar by which trained parameters' contributions are multiplied besides.
         batches: the client's minibatches.
     """
-    trained, rest = task.split(models)
+    trained, rest = task.split(task.sent(models))
     if optimizer is None:
         grads, left = vmap(lambda model: mean_gradient(task, model, batches.epoch(0)))(models)
     else:
         ends, left = task.split(vmap(lambda model: train(task, optimizer, model, batches)[0])(models))
         grads = tree.sub(trained, ends)
     scaled = vmap(lambda w, values: tree.map(lambda leaf: w * leaf, values))
-    return Contributions(weight, scaled(weight * times, grads), scaled(weight, tree.sub(left, rest)))
+    return Contributions(weight, scaled(weight * times, grads), scaled(weight, tree.sub(task.sent(left), rest)))
 
 
 def only_finite(steps: Contributions) -> Contributions:

@@ -147,7 +147,7 @@ def engines_agree(method: AnyMethod, tolerance: float, norm: bool = True) -> str
 
 
 def engines() -> Iterator[tuple[str, Engine]]:
-    """Every way to run a round but the reference, for rounds of three clients."""
+    """Yield every way to run a round but the reference, for rounds of three clients."""
     yield "one client at a time, compiled,", Engine("loop", compiled=True)
     yield "stacked, compiled,", Engine("stacked", compiled=True, chunk=3, lanes=2)
     yield "two threads, compiled,", Engine("stacked", compiled=True, chunk=3, lanes=2, workers=2, threads=True)
@@ -158,7 +158,7 @@ def engines() -> Iterator[tuple[str, Engine]]:
 
 
 def _outcome(method: AnyMethod, norm: bool, engine: Engine) -> Tree:
-    """All that `engine` computes for the method: states, what clients deploy, and what that predicts."""
+    """Return all that `engine` computes for the method: states, what clients deploy, and what that predicts."""
     sim = simulate(method, engine, rounds=2, participants=3, norm=norm)
     deployed = views(sim, engine)
     return sim.state, deployed, sim.predictions(2, engine).outputs

@@ -52,7 +52,7 @@ def federation() -> Federation:
 
 
 def module(norm: bool = True) -> nn.Module:
-    """A perceptron of 6, 8 and 3 units: with BatchNorm and dropout, or (`norm` False) with neither.
+    """Make a perceptron of 6, 8 and 3 units: with BatchNorm and dropout, or (`norm` False) with neither.
 
     The layer before the BatchNorm has no bias. The BatchNorm would subtract it again, so its gradient would be
     nothing but rounding, which Adam divides by its own size: every engine would move it by whole steps of its own.
@@ -65,12 +65,12 @@ def module(norm: bool = True) -> nn.Module:
 
 @cache
 def task(norm: bool = True) -> Task:
-    """The task of `module(norm)`."""
+    """Make the task of `module(norm)`."""
     return Task(module(norm), num_classes=3)
 
 
 def batches(client: int, method: AnyMethod | None = None) -> Batches:
-    """The minibatches of one client in one round, as a run of `method` draws them."""
+    """Draw the minibatches of one client in one round, as a run of `method` draws them."""
     plan = PLAN if method is None else replace(PLAN, withheld=method.withheld_share)
     drawn = draw(federation(), [client], plan, seed=0, purpose="laws", round=1)
     return Batches(drawn.x, drawn.y, *tree.rows(drawn[2:], 0))
@@ -107,12 +107,12 @@ def simulate(
 
 
 def views(sim: Simulation, engine: Engine = LOOP) -> Tree:
-    """What every client would deploy now, as rows."""
+    """Return what every client would deploy now, as rows."""
     return sim.views(1, engine)
 
 
 def result(sim: Simulation) -> tuple[Tree, Tree]:
-    """All that a run leaves: its state, and what its clients would deploy."""
+    """Return all that a run leaves: its state, and what its clients would deploy."""
     return sim.state, views(sim)
 
 
@@ -142,7 +142,7 @@ def same(a: Tree, b: Tree, complaint: str, tolerance: float) -> None:
 
 
 def without_times(rounds: list[dict[str, Any]]) -> str:
-    """The records of a run's rounds, without what depends on the clock."""
+    """Return the records of a run's rounds, without what depends on the clock."""
     return json.dumps([{key: value for key, value in row.items() if key != "seconds"} for row in rounds])
 
 

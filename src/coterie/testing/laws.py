@@ -67,7 +67,7 @@ def check(method: AnyMethod, only: Collection[int] = ()) -> list[Row]:
 
 
 def examine(method: AnyMethod, only: Collection[int] = ()) -> Iterator[Row]:
-    """The same without an error: yields what became of each law, one after another."""
+    """Do the same without an error: yield what became of each law, one after another."""
     reasons = exemptions(method)
     if unknown := sorted(set(only) - LAWS.keys()):
         raise ConfigError([f"there is no law {number}: laws are 1 to {len(LAWS)}" for number in unknown])
@@ -75,7 +75,7 @@ def examine(method: AnyMethod, only: Collection[int] = ()) -> Iterator[Row]:
 
 
 def exemptions(method: AnyMethod) -> dict[int, str]:
-    """The laws that do not apply to a method as it says itself, with its reasons.
+    """Return the laws that do not apply to a method as it says itself, with its reasons.
 
     Raises:
         ConfigError: a law that does not exist, or no reason.

@@ -59,7 +59,7 @@ class Learned(NamedTuple):
 
     @property
     def complaint(self) -> str | None:
-        """What is too little; None if nothing is."""
+        """Return what is too little; None if nothing is."""
         if not self.last_accuracy >= ENOUGH:
             return (
                 f"{self.last_accuracy:.0%} right after {LEARNING_ROUNDS} rounds, not {ENOUGH:.0%} (chance {CHANCE:.0%})"
@@ -74,7 +74,7 @@ class Learned(NamedTuple):
 
 @cache
 def easy_federation() -> Federation:
-    """The federation of this file: all clients have the same four classes, eight training examples of each."""
+    """Make the federation of this file: all clients have the same four classes, eight training examples of each."""
     generator = rng.torch_generator("learning", "x")
     each = TRAIN + VALIDATION + TEST
     y = torch.arange(CLIENTS * each) % CLASSES
@@ -88,7 +88,7 @@ def easy_federation() -> Federation:
 
 @cache
 def easy_task() -> Task:
-    """A perceptron of 6, 8 and 4 units for `easy_federation`."""
+    """Make a perceptron of 6, 8 and 4 units for `easy_federation`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Task(nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)), num_classes=CLASSES)
@@ -115,7 +115,7 @@ def learn(method: AnyMethod) -> Learned:
 
 
 def every_setting_learns(method: AnyMethod, everything: bool = True) -> str | None:
-    """The second half of law 4.
+    """Check the second half of law 4.
 
     Args:
         method: the method.

@@ -82,7 +82,7 @@ class Messages(NamedTuple):
 
 @cache
 def model() -> Task:
-    """A network with a frozen first layer, BatchNorm, and a head, for three classes of six features."""
+    """Make a network with a frozen first layer, BatchNorm, and a head, for three classes of six features."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         frozen = nn.Linear(6, 6).requires_grad_(False)
@@ -102,7 +102,7 @@ def messages(method: AnyMethod, task: Task | None = None) -> Messages:
         one = tree.rows(down, 0)
         client, up, _ = method.local_update(task, client, one, batches(1))
         server = method.aggregate(server, ids, tree.stack([up] * CLIENTS))
-    return Messages(one, up)
+    return Messages(task.sent(one), up)
 
 
 def describe(message: Tree, task: Task | None = None) -> str:
@@ -112,7 +112,7 @@ def describe(message: Tree, task: Task | None = None) -> str:
 
 
 def _parts(message: Any) -> list[tuple[str, Any]]:
-    """The fields of a message with the models in them put together: parts of one model are one thing."""
+    """Return the fields of a message with the models in them put together: parts of one model are one thing."""
     if isinstance(message, dict):
         return [("", message)] if message else []
     if isinstance(message, Addressed) and not tree.leaves(message.parts):  # nobody but the server is told anything
@@ -139,21 +139,16 @@ def _rows(part: dict[str, Tensor], task: Task) -> bool:
 def _which(names: set[str], task: Task) -> list[str]:
     """Tell which part of a model has these names."""
     everything, trained, norm = set(task.init()), set(task.trainable), set(task.norm_names)
-    frozen = {name for name in task.unsent if name not in norm}
     body = everything - task.head_names
     known = [
-        (everything, "model"),
         (everything - task.unsent, "model"),
         (trained, "model without statistics"),
         (everything - trained - task.unsent, "statistics"),
-        (everything - norm, "model without normalisation layers"),
-        (everything - norm - frozen, "model without normalisation layers"),
+        (everything - norm - task.unsent, "model without normalisation layers"),
         (set(task.head_names), "head"),
-        (body, "body"),
         (body - task.unsent, "body"),
     ]
-    words = next((words for some, words in known if names == some), f"`{'`, `'.join(sorted(names))}`")
-    return [words, "frozen weights"] if names & frozen else [words]
+    return [next((words for some, words in known if names == some), f"`{'`, `'.join(sorted(names))}`")]
 
 
 def table() -> str:

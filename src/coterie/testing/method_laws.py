@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from coterie.core import tree
 from coterie.core.errors import CoterieWarning
 from coterie.core.method import Population
+from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.engine import Engine, make_peers
 from coterie.methods.fields import AnyMethod
@@ -25,6 +26,7 @@ from coterie.testing.kit import (
     LawBroken,
     batches,
     federation,
+    module,
     same,
     simulate,
     task,
@@ -50,7 +52,7 @@ def server_equals_peers(method: AnyMethod) -> None:
 
 
 def _held(peer: int, server: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-    """What a peer's copy should have of a leaf of the server: all, or its own row only (`Population.holds`)."""
+    """Return what a peer's copy should have of a leaf of the server: all, or its own row only (`Population.holds`)."""
     return server if server.shape == copy.shape else server[peer : peer + 1]
 
 
@@ -91,7 +93,7 @@ def options_act_and_the_method_learns(method: AnyMethod, everything: bool = True
 
 
 def options_change_the_result(method: AnyMethod) -> None:
-    """The first half of law 4: each of them does, in at least one context."""
+    """Check the first half of law 4: each of them does, in at least one context."""
     idle: set[str] | None = None
     for context in contexts(method):
         base = _deployed(context)
@@ -110,7 +112,7 @@ def options_change_the_result(method: AnyMethod) -> None:
 
 
 def _deployed(method: AnyMethod) -> dict[str, torch.Tensor]:
-    """What clients deploy after two rounds; stacked, since that takes half the time, and law 1 says that it may."""
+    """Return what clients deploy after two rounds; stacked, which takes half the time, and which law 1 allows."""
     engine = Engine("stacked", chunk=len(SIZES))
     return tree.pack(views(simulate(method, engine, rounds=2), engine))
 
@@ -153,6 +155,34 @@ def packing_keeps_everything(method: AnyMethod) -> None:
         except Exception as error:
             raise LawBroken(f"{name} cannot be packed, written and read again: {error}") from error
         same(value, read, f"{name} does not survive packing", tolerance=0)
+    _frozen_values_stay(method)
+
+
+def _frozen_values_stay(method: AnyMethod) -> None:
+    """The second half of law 7: what is dispatched under a frozen parameter's name is not sent, since it is known."""
+    net = module()
+    net.get_submodule("0").requires_grad_(False)
+    model, ids = Task(net, num_classes=3), torch.arange(len(SIZES))
+    server = method.init_server(model.init(), Population(len(SIZES), len(SIZES), model))
+    client = method.init_client(model.init())
+
+    def told() -> dict[str, Tree]:
+        draw = torch.Generator().manual_seed(0)
+        found = {"dispatch": method.dispatch(server, ids, draw), "deploy": method.deploy(server, ids, draw)}
+        shared = method.global_model(server)
+        return {**found, "offer": method.offer(server, ids), **({} if shared is None else {"global_model": shared})}
+
+    def frozen(messages: dict[str, Tree]) -> Params:
+        return {path: leaf for path, leaf in tree.pack(messages).items() if path.rpartition("/")[2] == "0.weight"}
+
+    first = frozen(told())
+    for _ in range(2):
+        down = tree.rows(method.dispatch(server, ids, torch.Generator().manual_seed(0)), 0)
+        client, up, _ = method.local_update(model, client, down, batches(1, method))
+        if any(path.rpartition("/")[2] == "0.weight" for path in tree.pack(up)):
+            raise LawBroken("a client sends a frozen parameter: send task.sent(params)")
+        server = method.aggregate(server, ids, tree.stack([up] * len(SIZES)))
+    same(first, frozen(told()), "what is sent under the name of a frozen parameter changes", ROUNDING)
 
 
 def updates_use_own_data_only(method: AnyMethod) -> None:
@@ -197,7 +227,7 @@ def one_client_gets_its_own_solution(method: AnyMethod) -> None:
 
 
 def _models(value: Tree, like: Params, rows: bool = False) -> Iterator[Params]:
-    """Every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows.
+    """Yield every model (a dict with a model's names and shapes) inside a tree; if asked, also those in rows.
 
     A message without what is never sent (`Task.sent`) is a model too, with the rest from `like`.
     """

@@ -93,7 +93,7 @@ class Counting:
 
 @cache
 def _small() -> tuple[Task, Federation]:
-    """The 784-100-10 network, and clients of a few random images each."""
+    """Make the 784-100-10 network, and clients of a few random images each."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = dnn(SHAPE, CLASSES)

@@ -15,12 +15,12 @@ from coterie.testing.kit import LawBroken
 
 
 def changed(method: AnyMethod, **options: Any) -> AnyMethod:
-    """The method with some of its fields changed."""
+    """Return the method with some of its fields changed."""
     return dataclasses.replace(method, **options)  # type: ignore[type-var]
 
 
 def plain(method: AnyMethod) -> AnyMethod:
-    """The method with SGD of step size 0.05, if it has an optimiser: so rounding stays as small as it is.
+    """Return the method with SGD of step size 0.05, if it has an optimiser: so rounding stays as small as it is.
 
     Adam divides tiny gradients by their own size, and rounding with them.
     """
@@ -28,12 +28,12 @@ def plain(method: AnyMethod) -> AnyMethod:
 
 
 def contexts(method: AnyMethod) -> list[AnyMethod]:
-    """The method as it is, and with each set of options in its `law_contexts`."""
+    """Return the method as it is, and with each set of options in its `law_contexts`."""
     return [method, *(changed(method, **options) for options in method.law_contexts)]
 
 
 def variants(method: AnyMethod) -> Iterator[tuple[str, AnyMethod]]:
-    """The method with one hyper-parameter changed, for every one of them and every choice it offers.
+    """Yield the method with one hyper-parameter changed, for every one of them and every choice it offers.
 
     Yields:
         (what was changed, as "name = value", and the method); the optimiser's hyper-parameters come last.

@@ -61,7 +61,7 @@ def test_a_quarter_is_a_quarter():
         ("dirichlet", "needs alpha: write dirichlet:ALPHA"),
         ("dirichlet:-1", "alpha = '-1': give a number above 0"),
         ("dirichlet:nan", "give a number above 0"),
-        ("dirichlet:0.3:mni=4", "has no 'mni'"),
+        ("dirichlet:0.3:mni=4", "has no option 'mni' \\(did you mean 'min'\\?\\)"),
         ("dirichlet:0.3:min=4:7", "an extra value '7'"),
         ("dirichlet:0.3:alpha=1", "alpha twice"),
         ("classes:1.5", "whole number above 0"),

@@ -12,10 +12,10 @@ from coterie.core import tree
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.deploy import guard
 from coterie.deploy.ledger import Ledger
+from coterie.deploy.rounds import Rounds
 from coterie.deploy.secure import at_server
 from coterie.deploy.secure.agreement import Form
 from coterie.deploy.secure.at_site import LETTER_BYTES
-from coterie.deploy.server import Rounds
 from coterie.deploy.work import Workbench
 from coterie.storage.run_folder import RunFolder
 

@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.core.errors import CheckpointError, ConfigError
 from coterie.experiment.progress import Silent
-from coterie.experiment.reproduce import cache as caching
-from coterie.experiment.reproduce import running
-from coterie.experiment.reproduce.cache import Cache, code_of, data_files, key_of, settled
+from coterie.experiment.reproduce import identity, running
+from coterie.experiment.reproduce.cache import Cache
 from coterie.experiment.reproduce.figures.catalogue import Figure
+from coterie.experiment.reproduce.identity import code_of, data_files, key_of, settled
 from coterie.experiment.reproduce.measured import Measured, measure
 from coterie.experiment.reproduce.papers import TABLES
 from coterie.experiment.reproduce.running import Budget, BudgetSpent, Request, parse_duration, run_missing
@@ -120,9 +120,10 @@ def key(method="fedavg", **settings):
 def test_the_key_depends_on_what_decides_the_result_and_on_nothing_else(monkeypatch, tmp_path):
     first = key()
     assert key(lr=0.05) == first == key(workers=2, checkpoint_every=3)  # 0.05 is the default
+    assert key(bf16=False, robust=None) == first  # as without these settings
     others = [key(lr=0.1), key(seed=1), key("fedprox"), key(partition="iid", clients=4), key(test=0.2), key(rounds=3)]
     assert len({first, *others}) == 7
-    monkeypatch.setattr(caching, "code_of", lambda method: "other code")
+    monkeypatch.setattr(identity, "code_of", lambda method: "other code")
     assert key() != first
 
 
@@ -139,14 +140,14 @@ def test_the_key_depends_on_the_files_of_the_data(monkeypatch, tmp_path):
 
 def test_code_is_the_methods_and_that_of_its_parts_without_words(monkeypatch):
     code_of.cache_clear()
-    first, read = code_of("fedprox"), caching._parsed
+    first, read = code_of("fedprox"), identity._parsed
     assert code_of("fedavg") != first
     seen = []
 
     def changed(module, text):
         code_of.cache_clear()
         monkeypatch.setattr(
-            caching, "_parsed", lambda name: seen.append(name) or (module if name == text else read(name))
+            identity, "_parsed", lambda name: seen.append(name) or (module if name == text else read(name))
         )
         return code_of("fedprox")
 

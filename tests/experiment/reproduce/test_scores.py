@@ -37,6 +37,21 @@ def test_the_model_for_everybody_is_scored_where_a_row_asks_for_it():
     assert at_protocol(found, "global_", EXAMPLES) == 2
 
 
+def test_a_row_that_the_paper_scores_otherwise_is_scored_alike_at_the_selected_round():
+    found = record({1: (0.5, 0.5)})
+    found["rounds"][0]["test"]["balanced_accuracy"] = [0.1, 0.3]
+    balanced = Protocol("last", "balanced_accuracy", "last")
+    row = row_of(Entry("Individual", "local", metric="accuracy"), balanced, {0: found})
+    assert (row.protocol, row.selected) == ([50.0], [20.0])
+
+
+def test_models_sent_are_counted_for_each_client_and_round():
+    """FedAvg: 8 bytes down and up, for two clients of a model of 8 bytes, in each of four rounds."""
+    found = record(ROUNDS, bytes=[4 * 16, 4 * 16], model_bytes=8)
+    assert row_of(Entry("a", "fedavg"), BEST, {0: found}).models == 2.0
+    assert row_of(Entry("a", "fedavg"), BEST, {0: record(ROUNDS)}).models is None
+
+
 def test_missing_values_are_left_out():
     found = record({1: (None, 0.5), 2: (0.1, 0.3)})
     assert row_of(Entry("a", "fedavg"), BEST, {0: found}).protocol == [pytest.approx(50.0)]

@@ -86,7 +86,7 @@ def test_a_client_has_a_name_and_a_number(tmp_path):
 
 def test_no_data_is_read(digits, monkeypatch):
     monkeypatch.setattr("coterie.data.loading.load", lambda *_: pytest.fail("read the data"))
-    monkeypatch.setattr("coterie.experiment.setup.load", lambda *_: pytest.fail("read the data"))
+    monkeypatch.setattr("coterie.experiment.federations.load", lambda *_: pytest.fail("read the data"))
     coterie.load(str(digits.path), "client-1")
 
 

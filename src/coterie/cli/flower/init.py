@@ -16,9 +16,10 @@ from coterie.cli.request import Request
 from coterie.core.errors import ConfigError
 from coterie.data.loading import is_known
 from coterie.experiment.config import Config
+from coterie.experiment.given import sort_settings
 from coterie.experiment.resolve import resolve
-from coterie.experiment.setup import optimizer_of, sort_settings
 from coterie.methods.fields import values_of
+from coterie.methods.named import optimizer_of
 
 
 @with_settings("debug")

@@ -22,8 +22,9 @@ from coterie.cli.request import Request
 from coterie.cli.run import Quiet, describe
 from coterie.core.errors import ConfigError
 from coterie.experiment.config import TABLES, Config
+from coterie.experiment.given import sort_settings
 from coterie.experiment.resolve import default_out
-from coterie.experiment.setup import prepare, sort_settings
+from coterie.experiment.setup import prepare
 from coterie.experiment.tuning.panel import PANEL
 from coterie.experiment.tuning.recommend import FOLDS, TRIALS
 from coterie.experiment.tuning.recommendation import read_recommendation

@@ -15,6 +15,7 @@ import numpy as np
 
 from coterie.core.errors import ConfigError, DataError
 from coterie.core.extensions import added, suggest
+from coterie.core.options import read_words
 from coterie.data.partition.common import Labels
 from coterie.data.partition.grouped import FEDAMP, equal_groups, groups, practical
 from coterie.data.partition.label_free import iid, merged, natural, quantity, subsample
@@ -81,7 +82,6 @@ def deal(spec: str, labels: Labels, clients: int | None, seed: int, *, owner: Ow
 def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
     """Parse a specification; raise one `ConfigError` with everything that is wrong with it."""
     name, *words = spec.split(":")
-    problems, texts = list[str](), dict[str, str]()
     if is_users(spec, PARTITIONS):
         words = [word for word in words if word.partition("=")[0] in _ANY]
         own = user_partition(spec, ":".join(word for word in spec.split(":") if word not in words))
@@ -93,27 +93,10 @@ def check_spec(spec: str) -> tuple[Partition, dict[str, Any]]:
             [*(each.usage for each in PARTITIONS.values()), *added("partition"), "package.module:function"]
         )
         raise ConfigError([f"there is no partition '{name}'{suggest(name, PARTITIONS)}; there are {known}"])
-    keys = {**partition.keys, **_ANY}
-    for place, word in enumerate(words):
-        key, equals, text = word.partition("=")
-        if not equals:
-            key, text = next(iter([*partition.keys][place:]), ""), word
-        if key not in keys:
-            unknown = f"has no '{key}'{suggest(key, keys)}" if equals else f"has an extra value '{word}'"
-            problems.append(f"partition '{spec}' {unknown}; write {partition.usage}")
-        elif key in texts:
-            problems.append(f"partition '{spec}' has {key} twice")
-        texts[key] = text
-    values: dict[str, Any] = {}
-    for key, text in texts.items():
-        try:
-            values |= {key: keys[key](text)} if key in keys else {}
-        except ValueError as error:
-            problems.append(f"partition '{spec}': {key} = '{text}': {error}")
-    missing = [key for key in [*partition.keys][: partition.required] if key not in texts]
-    if missing:
-        problems.append(f"partition '{spec}' needs {' and '.join(missing)}: write {partition.usage}")
-    if "share" in texts and "take" in texts:
+    places = [*partition.keys]
+    how = {"places": places, "needed": places[: partition.required]}
+    values, problems = read_words(f"partition '{spec}'", words, {**partition.keys, **_ANY}, partition.usage, **how)
+    if "share" in values and "take" in values:
         problems.append(f"partition '{spec}': give share or take, not both")
     if problems:
         raise ConfigError(problems)

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,14 +37,46 @@ def default(target: Target) -> str:
 
 def scorer(target: Target, y: Tensor, owner: Tensor, clients: int) -> Callable[[Tensor], dict[str, Tensor]]:
     """Return a function from outputs to every client's metrics, [clients]."""
-    members = [(owner == i).nonzero().flatten() for i in range(clients)]
+    members = [(owner == i).nonzero().flatten().numpy() for i in range(clients)]
+    times = y.numpy()
+    compared = _compared(times, members) if sum(len(own) ** 2 for own in members) <= PAIRS_AT_ONCE else None
 
     def scores(outputs: Tensor) -> dict[str, Tensor]:
-        risk = _risk(target, outputs)
-        found = [concordance(risk[own].numpy(), y[own].numpy()) for own in members]
-        return {"concordance": torch.tensor(found, dtype=torch.float64)}
+        risk = _risk(target, outputs).numpy()
+        if compared is None:
+            found = np.array([concordance(risk[own], times[own]) for own in members])
+        else:
+            found = compared.shares(risk)
+        return {"concordance": torch.from_numpy(found)}
 
     return scores
+
+
+class _Compared(NamedTuple):
+    """All pairs of examples that can be compared, those of one client after those of another."""
+
+    first: NDArray[np.int32]  # [pairs]; whose event happened first
+    other: NDArray[np.int32]
+    numbers: NDArray[np.int64]  # [clients], how many pairs each has
+
+    def shares(self, risk: Array) -> Array:
+        """Return each client's share of pairs in which the first was at more risk; NaN where there are none."""
+        mine, others = risk[self.first], risk[self.other]
+        agree = np.concatenate([[0.0], np.cumsum((mine > others) + 0.5 * (mine == others))])
+        ends = np.cumsum(self.numbers)
+        found: Array = np.full(len(ends), np.nan)
+        np.divide(agree[ends] - agree[ends - self.numbers], self.numbers, out=found, where=self.numbers > 0)
+        return found
+
+
+def _compared(y: NDArray[Any], members: Sequence[NDArray[np.int64]]) -> _Compared:
+    first, other, numbers = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)], []
+    for own in members:
+        rows, columns = np.nonzero(_comparable(y[own], np.flatnonzero(y[own, EVENT] > 0)))
+        first.append(own[np.flatnonzero(y[own, EVENT] > 0)[rows]].astype(np.int32))
+        other.append(own[columns].astype(np.int32))
+        numbers.append(len(rows))
+    return _Compared(np.concatenate(first), np.concatenate(other), np.array(numbers, dtype=np.int64))
 
 
 def statistic(target: Target, metric: str, one: Predictions) -> Statistic:
@@ -81,14 +113,20 @@ def concordance(risk: Array, y: NDArray[Any]) -> float:
 
 def _pairs(risk: Array, y: NDArray[Any]) -> Iterator[tuple[NDArray[np.int64], Array, Mask]]:
     """Yield (i, [i, j] how far i and j agree: 1, 1/2 or 0, [i, j] whether they can be compared), some i at once."""
-    time, event = y[:, TIME], y[:, EVENT] > 0
-    first = np.flatnonzero(event)
+    first = np.flatnonzero(y[:, EVENT] > 0)
     step = max(1, PAIRS_AT_ONCE // max(len(y), 1))
     for start in range(0, len(first), step):
         i = first[start : start + step]
-        comparable = (time[i, None] < time) | ((time[i, None] == time) & ~event)
+        comparable = _comparable(y, i)
         better = np.where(comparable, (risk[i, None] > risk) + 0.5 * (risk[i, None] == risk), 0.0)
         yield i, better, comparable
+
+
+def _comparable(y: NDArray[Any], first: NDArray[np.int64]) -> Mask:
+    """Return [first, examples]: whether the event of the one is known to have happened before that of the other."""
+    time, event = y[:, TIME], y[:, EVENT] > 0
+    comparable: Mask = (time[first, None] < time) | ((time[first, None] == time) & ~event)
+    return comparable
 
 
 def _risk(target: Target, outputs: Tensor) -> Tensor:

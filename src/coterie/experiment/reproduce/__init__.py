@@ -2,7 +2,9 @@
 
 tables.py     what a table is, and how its numbers are measured
 papers/       the tables themselves, one file a paper
-cache.py      results, kept by what decides them
+identity.py   what decides a result
+cache.py      results, kept by that
+shipped.py    those that come with the library
 running.py    runs what is missing, seeds in lockstep, within a budget of time
 scores.py     from results to rows, and tests between rows
 measured.py   what is kept of measured tables beside the documentation

@@ -13,6 +13,7 @@ from coterie.experiment.reproduce.tables import Entry, Table
 
 FAR = 2.0  # standard deviations, from which on a difference needs an explanation
 LEVEL = 0.05
+OLDER = " †"  # after a row of which results are of older code
 
 
 def markdown(table: Table, measured: Measured) -> str:
@@ -21,7 +22,8 @@ def markdown(table: Table, measured: Measured) -> str:
     if any(entry.clients for entry in table.entries):
         parts.append(details("Each client", clients_of(table, measured)))
     if measured.pairs:
-        parts.append(details("Every two methods", tests_of(table, measured)))
+        of = f", {table.protocol.metric}" * (table.protocol.over == "variation")
+        parts.append(details(f"Every two methods{of}", tests_of(table, measured)))
     return "\n".join(parts)
 
 
@@ -38,6 +40,8 @@ def heading(table: Table, measured: Measured) -> str:
             f"**Small size**, the same for all rows: {table.small_words}. The full size is "
             f"`coterie reproduce {measured.name}`, about {hours(table.minutes_at('full'))} of one core."
         )
+    if any(row.older for row in measured.rows.values()):
+        words.append("† The method's code has changed since some of these results; the command runs them again.")
     if measured.rounds is not None:
         words.append(f"**Only {measured.rounds} rounds**, for a first look.")
     return " ".join([*words, table.note]).strip()
@@ -64,17 +68,24 @@ def rows_of(table: Table, measured: Measured) -> str:
     head = ["method", "paper" if full else "paper, at its size", table.protocol.words]
     head += [*["difference"] * full, "at the round that validation selects"]
     shows_gain = local is not None and table.protocol.over != "variation"
-    head += ["over local at equal steps"] * shows_gain
+    head += ["over local at equal steps"] * shows_gain + ["models sent, a client and round"] * table.counts_models
     lines = []
     for entry in table.entries:
         row = measured.rows.get(entry.label)
         if row is None:
             lines.append([entry.label, paper_of(entry), *["not run"] * (len(head) - 2)])
             continue
-        line = [entry.label, paper_of(entry), spread_of(row.protocol), *[difference_of(entry, row)] * full]
+        line = [
+            entry.label + OLDER * bool(row.older),
+            paper_of(entry),
+            spread_of(row.protocol),
+            *[difference_of(entry, row)] * full,
+        ]
         line.append(spread_of(row.selected))
         if shows_gain:
             line.append("" if local is None else over_local(entry, row, local, measured.pairs))
+        if table.counts_models:
+            line.append("" if row.models is None else f"{row.models:.1f}")
         lines.append(line)
     return grid(head, lines)
 

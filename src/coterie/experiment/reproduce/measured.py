@@ -1,6 +1,7 @@
 """What is kept of a measured table: enough to print it again without any run.
 
-`docs/reproduce.json` holds this for every table and size that was measured, and the page is made of it.
+`docs/reproduce.json` holds this for every table and size that was measured, and the page is made of it. The results
+that it was measured from go beside it, as far as tables need them (`shipped.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coterie.experiment.reproduce.cache import Cache
+from coterie.experiment.reproduce.identity import Record
+from coterie.experiment.reproduce.papers import TABLES
 from coterie.experiment.reproduce.running import Request
 from coterie.experiment.reproduce.scores import Pair, Row, pairs_of, row_of
+from coterie.experiment.reproduce.shipped import slim
 from coterie.experiment.reproduce.tables import Size
 
 
@@ -58,3 +62,16 @@ def measure(name: str, request: Request, cache: Cache) -> Measured | None:
     dates = sorted(record["date"] for found in records.values() for record in found.values())
     rows = {entry.label: row_of(entry, table.protocol, records[entry.label]) for entry in there}
     return Measured(name, request.size, rows, pairs_of(table, records), (dates[0], dates[-1]), request.rounds)
+
+
+def to_ship(cache: Cache) -> list[Record]:
+    """Return the results of all tables that are there, as they are shipped; none of them twice."""
+    found: dict[str, Record] = {}
+    requests = [Request(table, size) for table in TABLES.values() for size in table.sizes()]
+    for request, entry in [(each, entry) for each in requests for entry in each.table.entries]:
+        for wanted in request.wanted(entry).values():
+            whole = cache.find(wanted, whole=True)
+            record = cache.shipped.find(wanted) if whole is None else slim(whole, wanted.config)
+            if record is not None:
+                found[wanted.config] = record
+    return list(found.values())

@@ -4,7 +4,8 @@
     python -m coterie.experiment.reproduce.page --results runs/reproduce     first takes over what is measured there
 
 What was measured before stays in reproduce.json until the same table, at the same size, is measured anew with at least
-as many results. Figures are drawn from reproduce.json into docs/reproduce/.
+as many results. Figures are drawn from reproduce.json into docs/reproduce/, and the results themselves are kept there
+in results.jsonl, so that `coterie reproduce` goes on from them on any machine.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.experiment.reproduce import shipped
 from coterie.experiment.reproduce.cache import Cache
 from coterie.experiment.reproduce.figures.catalogue import FIGURES
 from coterie.experiment.reproduce.figures.making import made_file, make, sizes_of
 from coterie.experiment.reproduce.figures.svg import draw
 from coterie.experiment.reproduce.markdown import grid, heading, hours, is_far, markdown, variants_of
-from coterie.experiment.reproduce.measured import Measured, measure
+from coterie.experiment.reproduce.measured import Measured, measure, to_ship
 from coterie.experiment.reproduce.names import paper_of
 from coterie.experiment.reproduce.papers import TABLES
 from coterie.experiment.reproduce.running import Request
@@ -191,8 +193,10 @@ def write(docs: Path, results: Path | None) -> Path:
     source = docs / "reproduce.json"
     kept = json.loads(source.read_text(encoding="utf-8")) if source.exists() else {"tables": {}, "figures": {}}
     if results is not None:
-        kept = json.loads(files.to_json(collect(kept, Cache(results))))
+        cache = Cache(results, docs / "reproduce" / "results.jsonl")
+        kept = json.loads(files.to_json(collect(kept, cache)))
         files.write_text(source, _one_line_each(kept))
+        shipped.write(docs / "reproduce" / "results.jsonl", to_ship(cache))
     explained = read_explained(docs)
     (docs / "reproduce").mkdir(exist_ok=True)
     for key, made in kept["figures"].items():

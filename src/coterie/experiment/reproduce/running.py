@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coterie.core import tree
 from coterie.core.errors import ConfigError, CoterieError
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
-from coterie.experiment.reproduce.cache import Cache, Record, key_of, record_of, settled
+from coterie.experiment.reproduce.cache import Cache, record_of
+from coterie.experiment.reproduce.identity import Identity, Record, identify, settled
 from coterie.experiment.reproduce.tables import Entry, Size, Table
 from coterie.experiment.result import Result
 from coterie.experiment.run import run_setup
@@ -98,23 +100,24 @@ class Request:
         settings = self.table.settings_of(entry, self.size, self.rounds)
         return settled(entry.method, {**settings, "seed": seed})[0]
 
-    def keys(self, entry: Entry) -> dict[int, str]:
-        """Return the key of each seed's result."""
+    def wanted(self, entry: Entry) -> dict[int, Identity]:
+        """Return what each seed's result is of."""
         seeds, first = self.numbers(), self.config(entry, 0)
-        return {seed: key_of(first.model_copy(update={"seed": seed})) for seed in seeds}
+        return {seed: identify(first.model_copy(update={"seed": seed})) for seed in seeds}
 
     def missing(self, entry: Entry, cache: Cache) -> dict[int, str]:
-        """Return the same of those that are not in the cache."""
-        return {seed: key for seed, key in self.keys(entry).items() if not cache.has(key)}
+        """Return the keys of those that are not there, or of older code, by seed."""
+        return {seed: each.key for seed, each in self.wanted(entry).items() if not cache.has(each)}
 
     def done(self, cache: Cache) -> tuple[int, int]:
         """Return how many of the table's results are there, and how many there are in all."""
-        keys = [key for entry in self.table.entries for key in self.keys(entry).values()]
-        return sum(map(cache.has, keys)), len(keys)
+        wanted = [each for entry in self.table.entries for each in self.wanted(entry).values()]
+        return sum(map(cache.has, wanted)), len(wanted)
 
-    def records(self, entry: Entry, cache: Cache) -> dict[int, Record]:
-        """Return the results of an entry that are there, by seed."""
-        return {seed: cache.read(key) for seed, key in self.keys(entry).items() if cache.has(key)}
+    def records(self, entry: Entry, cache: Cache, *, whole: bool = False) -> dict[int, Record]:
+        """Return the results of an entry that are there, by seed; `whole`: those with all evaluated rounds."""
+        found = {seed: cache.find(each, whole=whole) for seed, each in self.wanted(entry).items()}
+        return {seed: record for seed, record in found.items() if record is not None}
 
 
 def run_missing(request: Request, cache: Cache, tell: Progress, budget: Budget) -> None:
@@ -175,6 +178,6 @@ def _run_group(
 
 
 def _keep(run: Run, result: Result, key: str, cache: Cache) -> None:
-    cache.write(key, record_of(result, run.setup.config))
+    cache.write(key, record_of(result, run.setup.config, tree.nbytes(run.setup.task.init())))
     if run.folder is not None:
         shutil.rmtree(run.folder, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.fairness import spread
 from coterie.evaluation.metrics import mean
 from coterie.evaluation.significance import signed_rank
-from coterie.experiment.reproduce.cache import Record
+from coterie.experiment.reproduce.identity import Record
 from coterie.experiment.reproduce.tables import Entry, Protocol, Table
 
 Array = NDArray[np.float64]
@@ -32,6 +32,8 @@ class Row:
         rounds: which round validation selected, for each seed.
         seconds: the time of all rounds of all seeds, together.
         megabytes: what was sent in both directions in a round, on average.
+        models: the same in models' sizes, for each client; None where that was not noted.
+        older: how many of the seeds were run with older code of the method.
     """
 
     label: str
@@ -42,6 +44,8 @@ class Row:
     rounds: list[int]
     seconds: float
     megabytes: float
+    models: float | None = None
+    older: int = 0
 
 
 def series(record: Record, which: str, metric: str) -> Array:
@@ -92,18 +96,27 @@ def _which(record: Record, entry: Entry) -> str:
 
 
 def row_of(entry: Entry, protocol: Protocol, records: Mapping[int, Record]) -> Row:
-    """Return the row of an entry from its results, by seed."""
+    """Return the row of an entry from its results, by seed.
+
+    At the round that validation selects, all rows of a table are scored alike, whatever the paper does.
+    """
     numbers: dict[bool, list[float]] = {True: [], False: []}
     per_client = []
     for record in records.values():
         for selected in (True, False):
-            values = client_values(record, entry, protocol, selected=selected)
-            numbers[selected].append(round(one_number(protocol, values, sizes(record)), 4))
+            by = replace(protocol, metric=entry.metric) if entry.metric and not selected else protocol
+            values = client_values(record, entry, by, selected=selected)
+            numbers[selected].append(round(one_number(by, values, sizes(record)), 4))
             if selected != bool(entry.clients):
                 per_client.append(values)
     alike = len({len(each) for each in per_client}) == 1
     means = [100 * mean(column) for column in np.array(per_client).T] if alike else []
-    sent = [sum(record["bytes"]) / (1e6 * int(record["rounds"][-1]["round"])) for record in records.values()]
+    sent = [sum(record["bytes"]) / int(record["rounds"][-1]["round"]) for record in records.values()]
+    models = [
+        each / (record["model_bytes"] * len(record["clients"]))
+        for each, record in zip(sent, records.values(), strict=True)
+        if record.get("model_bytes")
+    ]
     return Row(
         entry.label,
         list(records),
@@ -112,7 +125,9 @@ def row_of(entry: Entry, protocol: Protocol, records: Mapping[int, Record]) -> R
         [round(value, 3) for value in means],
         [int(record["selected"]) for record in records.values()],
         round(sum(record["seconds"] for record in records.values()), 1),
-        round(float(np.mean(sent)), 4),
+        round(float(np.mean(sent)) / 1e6, 4),
+        round(float(np.mean(models)), 3) if models else None,
+        sum(record.get("older", False) for record in records.values()),
     )
 
 

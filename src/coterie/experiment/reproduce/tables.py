@@ -41,14 +41,15 @@ class Entry:
     sd: float | None = None  # the paper's own +-
     which: Literal["", "global_"] = ""  # "global_" scores the model for everybody
     clients: tuple[float, ...] = ()  # the paper's number of each client, where it prints them
+    metric: str = ""  # what the paper scores this row by, if that is not the protocol's
 
     @property
     def equal_steps(self) -> bool:
-        """Whether this is local training, with as many gradient steps as the table's methods take."""
-        return self.method == "local" and not SCHEDULE & set(self.settings)
+        """Whether this is local training as the table's methods train: with as many gradient steps."""
+        return self.method == "local" and not OF_TRAINING & set(self.settings)
 
 
-SCHEDULE = {"rounds", "local_epochs", "local_steps"}
+OF_TRAINING = {"rounds", "local_epochs", "local_steps", "augment"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Table:
         note: what a reader of the table should know.
         variant_of: the table of which this is the same with another schedule, and what it is called there.
         redrawn: every seed draws another federation. If not, its clients are the same for all seeds.
+        counts_models: its rows say how many models are sent.
     """
 
     title: str
@@ -83,6 +85,7 @@ class Table:
     note: str = ""
     variant_of: tuple[str, str] | None = None
     redrawn: bool = True
+    counts_models: bool = False
 
     def sizes(self) -> tuple[Size, ...]:
         """Return the sizes that the table has."""

@@ -26,12 +26,14 @@ from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import Trial, judge, measure_each
 from coterie.evaluation.predictions import check_same_data
 from coterie.experiment import stopping
+from coterie.experiment.building import Model
+from coterie.experiment.federations import Data
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.references import References, references
 from coterie.experiment.run import run_setup, write_report
-from coterie.experiment.setup import Data, Model, Setup
+from coterie.experiment.setup import Setup
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.lockstep import Run, group_by_engine, run_in_lockstep, seeds_at_once, share_pool
 from coterie.experiment.several.trials import Methods, Trials, prepare_trials

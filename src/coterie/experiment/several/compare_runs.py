@@ -19,7 +19,7 @@ from coterie.evaluation.benefit import judge, measure_each
 from coterie.evaluation.metrics import add
 from coterie.evaluation.predictions import check_same_data
 from coterie.evaluation.scoring import names_of
-from coterie.experiment.setup import OWN_LOSS
+from coterie.experiment.given import OWN_LOSS
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.take_home.load import target_of
 from coterie.storage import files

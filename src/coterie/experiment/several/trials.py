@@ -10,11 +10,14 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import suggest
 from coterie.data.federation import Federation, split_again
+from coterie.experiment.building import Model
 from coterie.experiment.config import OWN_AUGMENT, TABLES, Config
+from coterie.experiment.federations import Data
 from coterie.experiment.find_callbacks import names_of, own_to_one_run
+from coterie.experiment.given import sort_settings, take_objects
 from coterie.experiment.mixed import OWN_MODELS, check_method
 from coterie.experiment.resolve import resolve
-from coterie.experiment.setup import Data, Model, Setup, prepare, sort_settings, take_objects
+from coterie.experiment.setup import Setup, prepare
 from coterie.methods.fields import AnyMethod, find_method, hyper_parameters, name_of
 from coterie.methods.named import optimizer_fields
 

@@ -28,7 +28,7 @@ from coterie.core.errors import ConfigError, CoterieError
 from coterie.core.targets import Target
 from coterie.core.tree import Params
 from coterie.evaluation.adoption import LOCAL
-from coterie.experiment.setup import Model
+from coterie.experiment.building import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
 from coterie.experiment.take_home.load import blank_inputs, find_client, load, needs_local, target_of
 from coterie.models.adapters import find_adapter

@@ -24,9 +24,9 @@ from coterie.core.units import parse_bytes
 from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import ClientRunner
 from coterie.evaluation import Predictions
+from coterie.experiment.divergence import DIVERGED
 from coterie.experiment.mixed_simulation import begin
 from coterie.experiment.setup import Setup
-from coterie.experiment.simulation import DIVERGED
 from coterie.experiment.tuning.folds import pieces_of
 from coterie.storage.paged_rows import Store
 

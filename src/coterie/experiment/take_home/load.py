@@ -18,9 +18,8 @@ from coterie.core.targets import Target, from_json, known
 from coterie.core.task import Task
 from coterie.core.tree import Params, Tree
 from coterie.evaluation.adoption import FEDERATED
-from coterie.experiment.building import completed
+from coterie.experiment.building import Model, completed
 from coterie.experiment.result import as_module
-from coterie.experiment.setup import Model
 from coterie.experiment.take_home.adopt import LOCAL_FILE
 from coterie.experiment.take_home.kept import kept_module
 from coterie.methods.fields import AnyMethod, build, find_method

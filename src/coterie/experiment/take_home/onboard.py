@@ -35,6 +35,7 @@ from coterie.engine import Central
 from coterie.engine.central import Draw, Send
 from coterie.evaluation.metrics import add
 from coterie.experiment import stopping
+from coterie.experiment.building import Model, named_loss
 from coterie.experiment.conclude import add_benefit
 from coterie.experiment.config import OWN_AUGMENT, PARTITION_SETTINGS, Config
 from coterie.experiment.execute import execute, local_like, write_models
@@ -43,7 +44,7 @@ from coterie.experiment.progress import Progress, Silent
 from coterie.experiment.resolve import resolve
 from coterie.experiment.result import Result
 from coterie.experiment.run import read_config
-from coterie.experiment.setup import Model, Setup, named_loss
+from coterie.experiment.setup import Setup
 from coterie.experiment.silos import OPTIONS
 from coterie.experiment.stopping import Stop
 from coterie.experiment.take_home.card import write_cards

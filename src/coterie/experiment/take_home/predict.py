@@ -10,7 +10,7 @@ import torch
 
 from coterie.core.errors import CoterieError, DataError
 from coterie.evaluation.adoption import at_threshold
-from coterie.experiment.setup import Model
+from coterie.experiment.building import Model
 from coterie.experiment.take_home.input_files import class_names, is_number, read_inputs
 from coterie.experiment.take_home.load import find_client, load, target_of
 from coterie.storage.run_folder import csv_text

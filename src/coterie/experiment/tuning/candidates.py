@@ -17,10 +17,11 @@ from coterie.data.federation import Federation, Split, replace_unchecked
 from coterie.engine import Choice, ClientRunner, Engine
 from coterie.engine.autotune import shaped
 from coterie.evaluation.metrics import average
+from coterie.experiment.divergence import DIVERGED
 from coterie.experiment.pick_engine import Choices, RunStart, Work, pick_engine, stacked_shape
 from coterie.experiment.setup import Setup
 from coterie.experiment.several.lockstep import memory_for
-from coterie.experiment.simulation import DIVERGED, Simulation
+from coterie.experiment.simulation import Simulation
 from coterie.experiment.tuning.journal import Point
 from coterie.experiment.tuning.side_by_side import agree, kind_of, merged_probe, side_by_side
 from coterie.experiment.tuning.space import Values

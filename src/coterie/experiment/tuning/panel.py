@@ -19,10 +19,11 @@ from coterie.data.federation import Federation
 from coterie.evaluation import Predictions
 from coterie.evaluation.benefit import sign_of
 from coterie.evaluation.metrics import average
+from coterie.experiment.divergence import DIVERGED
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
 from coterie.experiment.setup import Setup
-from coterie.experiment.simulation import DIVERGED, Simulation
+from coterie.experiment.simulation import Simulation
 from coterie.experiment.tuning.candidates import Engines
 from coterie.experiment.tuning.search import MethodSearch
 from coterie.methods.fields import AnyMethod

@@ -19,13 +19,15 @@ from coterie.core.errors import ConfigError
 from coterie.data.distance import class_counts, input_distances, label_distances, label_distances_by_chance
 from coterie.data.federation import Federation, SplitName
 from coterie.evaluation.metrics import mean
+from coterie.experiment.building import Model
 from coterie.experiment.config import Config
 from coterie.experiment.debugging import debugging
+from coterie.experiment.federations import Data
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress
-from coterie.experiment.setup import Data, Model, Setup
+from coterie.experiment.setup import Setup
 from coterie.experiment.several.trials import Methods, Trials, prepare_trials
 from coterie.experiment.tuning.candidates import Train, train_until
 from coterie.experiment.tuning.choice import choose

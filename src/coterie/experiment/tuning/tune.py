@@ -16,13 +16,15 @@ from typing import Any
 from coterie.core.errors import ConfigError
 from coterie.core.toml import to_toml
 from coterie.evaluation.benefit import sign_of
+from coterie.experiment.building import Model
 from coterie.experiment.config import TABLES, Config
 from coterie.experiment.debugging import debugging
+from coterie.experiment.federations import Data
 from coterie.experiment.notebook import Heard, listener
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.privacy import refusals
 from coterie.experiment.progress import Progress
-from coterie.experiment.setup import Data, Model, Setup
+from coterie.experiment.setup import Setup
 from coterie.experiment.several.compare import run_trials
 from coterie.experiment.several.comparison import Comparison
 from coterie.experiment.several.trials import Methods, Trials, prepare_trials

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from coterie.evaluation.metrics import mean
-from coterie.experiment.reproduce.cache import Cache, Record
+from coterie.experiment.reproduce.cache import Cache
 from coterie.experiment.reproduce.figures.panels import Drawing, Panel, drawing, heatmap, lines, strips
+from coterie.experiment.reproduce.identity import Record
 from coterie.experiment.reproduce.names import find_table
 from coterie.experiment.reproduce.running import Request
 from coterie.experiment.reproduce.scores import at_selected, series, sizes
@@ -18,10 +19,10 @@ ACCURACY, ROUND = "test accuracy (%)", "round"
 
 
 def results(cache: Cache, size: Size, table: str) -> dict[str, dict[int, Record]]:
-    """Return all results of a table that are there: label -> seed -> result."""
+    """Return all results of a table that are there with all their rounds: label -> seed -> result."""
     found = find_table(table)
     request = Request(found, size if size in found.sizes() else "full")
-    return {entry.label: request.records(entry, cache) for entry in found.entries}
+    return {entry.label: request.records(entry, cache, whole=True) for entry in found.entries}
 
 
 def rounds_of(record: Record) -> list[float]:
