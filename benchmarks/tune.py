@@ -86,17 +86,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--write", action="store_true", help="put the table into docs/tune.md")
     parser.add_argument("--only", default="", help="cases with these words")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="keep the numbers there; cases that it has are not timed again")
     options = parser.parse_args()
-    found = {case: measure(options, *about) for case, about in CASES.items() if options.only in case}
+    found: dict[str, dict[str, Spent]] = {}
+    if options.json and options.json.exists():
+        known = json.loads(options.json.read_text())
+        found = {case: {way: Spent(*each) for way, each in ways.items()} for case, ways in known.items()}
+    for case, about in CASES.items():
+        if options.only in case and case not in found:
+            found[case] = measure(options, *about)
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=2))
+    found = {case: found[case] for case in CASES if case in found}
     lines = table(found, options)
     print("\n".join(lines))
     if options.write:
         page = PAGE.read_text()
         head, tail = page.split(BEGIN)[0], page.split(END)[1]
         PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{tail}")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
 
 
 def measure(options: argparse.Namespace, data: str, model: str, plain: bool) -> dict[str, Spent]:

@@ -150,8 +150,13 @@ def test_clients_heard_and_sparse_evaluation(tmp_path):
 
 def test_sites_choose_what_they_take_home_as_in_a_simulation(tmp_path):
     setup, server, queue = make("fedavg", tmp_path, take_home="best", take_home_folds=0, calibrate=True)
-    book = ledger()
+    book, told = ledger(), []
+    server.say = told.append
     server.run(book)
+    number = len(NAMES)
+    assert f"{number} of {number} sites have fewer than 50 validation examples, by which alone they choose" in "".join(
+        told
+    )
     run_setup(setup, tmp_path / "simulated", report=False)
     told = files.read_json(tmp_path / "simulated" / "take_home.json")
     x = setup.federation.x[:3]

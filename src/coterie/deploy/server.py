@@ -15,6 +15,7 @@ from coterie.deploy.ledger import Ledger
 from coterie.experiment.building import Model
 from coterie.experiment.config import Config
 from coterie.experiment.result import Result
+from coterie.experiment.take_home.held_out import TINY
 from coterie.methods.fields import AnyMethod
 from coterie.storage.run_folder import RunFolder
 
@@ -50,6 +51,12 @@ class Server:
         if ledger.stopped is None:
             ledger.rounds, ledger.metric = self.config.rounds, rounds.setup.metric
         ledger.save(self.out)
+        few = sum(each.validation < TINY for each in ledger.declared.values())
+        if self.config.take_home == "best" and few and not resuming:
+            self.say(
+                f"{few} of {len(ledger.declared)} sites have fewer than {TINY} validation examples, by which alone "
+                "they choose what they take home: a larger 'validation' gives them more (docs/deploy.md)"
+            )
         while ledger.round <= ledger.rounds:
             rounds.play(ledger.round + 1)
         return rounds.finish()

@@ -11,7 +11,7 @@ import torch
 import coterie
 from coterie.core.errors import DataError
 from coterie.data.federation import Federation, split_again
-from coterie.deploy.site import one_client
+from coterie.deploy.site_data import one_client
 from coterie.deploy.site_trials import fold_data
 from coterie.experiment.tuning.folds import folds_of, pieces_of
 from tests.experiment.tuning.kit import federation
