@@ -66,9 +66,19 @@ RECOMMENDED = {
     **{"fedamp": "none", "federico": OF_NINE},
 }
 NOTES = (
-    "What these tables do not say: hostile clients that adapt to the defence can do more than these; `robust`",
-    "acts on models only, so pFedVMP's class means are not protected; and no rule helps where most clients are",
-    "hostile. The more clients differ, the less a rule can tell a hostile one from one that is different.",
+    "What a defence costs depends on whether training had time to end. Fewer rounds, or a step size with which a",
+    "method is restless (pFedBreD's 0.1, with which it wins or loses three points from one round to the next), make",
+    "every rule and every attack dearer: a rule that leaves out the messages farthest from the others leaves out the",
+    "largest steps.",
+    "",
+    "FedeRiCo's clients ask three others for their models, so that about four contribute to a model. Among so few",
+    "nobody can tell two hostile ones from two that differ, and bounds on length or direction stop honest",
+    "collaboration before they stop an attack. Its defence is therefore to ask all nine, and to leave out the two",
+    "contributions to each model that lie farthest from the others; that costs 2.5 times the work of a round.",
+    "",
+    "What these tables do not say: hostile clients that adapt to the defence can do more than these; `robust` acts on",
+    "models only, so pFedVMP's class means are not protected; and no rule helps where most clients are hostile. The",
+    "more clients differ, the less a rule can tell a hostile one from one that is different.",
 )
 
 
