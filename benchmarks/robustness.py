@@ -158,20 +158,19 @@ class Table:
         """Return whether the table "In short" needs these scores."""
         return defence == self.best or (row, defence) == (WITHOUT_THEM, "none")
 
-    def measure(self, results: Results, needed: bool) -> None:
-        """Find the scores that "In short" needs, or the others."""
+    def measure(self, results: Results, seed: int, needed: bool) -> None:
+        """Find the scores of a seed that "In short" needs, or the others; all or none of those that it needs."""
+        found = {}
         for row in self.rows:
             for defence in dict.fromkeys(("none", *self.defences) if row == WITHOUT_THEM else self.defences):
+                self.scores.setdefault((row, defence), {})
                 if self.needed(row, defence) == needed:
-                    about = (self.method, self.kind, self.hostile, row, defence)
-                    found = {seed: results.score(*about, seed) for seed in (self.many if needed else self.few)}
-                    self.scores[row, defence] = {seed: score for seed, score in found.items() if score is not None}
-
-    @property
-    def missing(self) -> int:
-        """How many of the scores that "In short" needs are not measured."""
-        found = [len(each) for key, each in self.scores.items() if self.needed(*key)]
-        return len(found) * len(self.many) - sum(found)
+                    found[row, defence] = results.score(self.method, self.kind, self.hostile, row, defence, seed)
+        if needed and None in found.values():
+            return
+        for key, score in found.items():
+            if score is not None:
+                self.scores[key][seed] = score
 
     def loss(self, row: str, defence: str) -> Loss | None:
         without = self.scores[WITHOUT_THEM, "none"]
@@ -287,11 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = {m: [Table(m, kind, n, asked.choose, asked.quick) for kind in kinds for n in counts] for m in methods}
     every = [each for found in tables.values() for each in found]
     for needed in (True, False):
-        for each in every:
-            each.measure(results, needed)
+        for seed in every[0].many if needed else every[0].few:
+            for each in every:
+                each.measure(results, seed, needed)
     results.save()
-    if missing := sum(each.missing for each in every):
-        print(f"not finished: {missing} runs are left; what was measured is in {path}")
+    if missing := sum(each.worst(each.best) is None for each in every):
+        print(f"not finished: {missing} tables have nothing; what was measured is in {path}")
         return 1
     if asked.quick or asked.choose:
         print("\n".join([*chosen_defences(tables), *_all_lines(every)]))
