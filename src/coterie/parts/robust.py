@@ -62,7 +62,7 @@ def krum(w: Tensor, hostile: int) -> Tensor:
     Raises:
         ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
     """
-    return w[_krum_scores(w, hostile, "krum").argmin()].expand_as(w)
+    return w[krum_scores(w, hostile, "krum").argmin()].expand_as(w)
 
 
 def multi_krum(w: Tensor, hostile: int) -> Tensor:
@@ -71,12 +71,16 @@ def multi_krum(w: Tensor, hostile: int) -> Tensor:
     Raises:
         ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
     """
-    score = _krum_scores(w, hostile, "multi-krum")
+    score = krum_scores(w, hostile, "multi-krum")
     return w[score.argsort(stable=True)[: len(w) - hostile]].mean(0).expand_as(w)
 
 
-def _krum_scores(w: Tensor, hostile: int, name: str) -> Tensor:
-    """Return each model's sum of squared distances to its n - hostile - 2 nearest others: [clients]."""
+def krum_scores(w: Tensor, hostile: int, name: str) -> Tensor:
+    """Return each model's sum of squared distances to its n - hostile - 2 nearest others: [clients].
+
+    Raises:
+        ConfigError: there are fewer than 2 hostile + 3 clients; it calls the rule by this name.
+    """
     n = len(w)
     if n < 2 * hostile + 3:
         raise ConfigError(
