@@ -12,8 +12,6 @@ from coterie.core.method import Population
 from coterie.experiment.plan import first_look
 from coterie.experiment.plan_costs import memory_of, server_for
 from coterie.experiment.setup import prepare
-from coterie.methods import FedAMP, FedMAP
-from coterie.methods.fields import hyper_parameters
 from tests.experiment.conftest import QUICK, two_kinds
 
 HEALTHY = (
@@ -83,26 +81,6 @@ def test_a_warning_appears_where_it_should_and_not_where_it_should_not(method, b
     warned = coterie.plan(method, "digits", **broken).warnings
     assert any(words in warning for warning in warned), warned
     assert not any(words in warning for warning in coterie.plan(method, "digits", **sound).warnings)
-
-
-@pytest.mark.parametrize("method", coterie.METHODS)
-def test_the_option_that_is_told_to_change_is_one_of_the_methods(method):
-    option = coterie.METHODS[method]().pull_option.removeprefix("1/")
-    assert option in {"", *(hyper.name for hyper in hyper_parameters(coterie.METHODS[method]))}
-
-
-@pytest.mark.parametrize(
-    ("method", "option"),
-    [
-        (FedMAP(), "pull"),
-        (FedMAP(sigma2=15.0), "1/sigma2"),
-        (FedAMP(), "lam"),
-        (FedAMP(alpha=0.1), "1/alpha"),
-        (FedAMP(alpha="theorem"), "1/alpha"),
-    ],
-)
-def test_the_option_that_is_told_to_change_is_the_one_that_acts(method, option):
-    assert method.pull_option == option
 
 
 def test_a_server_that_remembers_clients_may_hear_one_a_round():
