@@ -31,6 +31,19 @@ def test_median_and_trimmed_mean_against_numpy():
     torch.testing.assert_close(robust.trimmed(w, 0.0)[0], w.mean(0))
 
 
+class Large(torch.Tensor):
+    """A tensor that says that it has more numbers than `quantile` takes."""
+
+    def numel(self):
+        return 2**24 + 1
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 8, 9])
+def test_the_median_of_large_models_is_the_same(clients):
+    w = some(clients)
+    torch.testing.assert_close(robust.median(w.as_subclass(Large)).as_subclass(torch.Tensor), robust.median(w))
+
+
 def test_krum_chooses_a_model_among_those_that_agree():
     w = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.0, 0.1], [9.0, 9.0], [-9.0, 9.0]])
     # With f = 1 each model looks at its two nearest: 0.02 for the first, 0.01 + 0.02 for the second and third.
