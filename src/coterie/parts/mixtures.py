@@ -174,7 +174,7 @@ def capped_contributions(steps: Contributions, at: Tensor, own: Tensor, cap: flo
         w_j  <-  min(w_j, cap),    g_j  <-  min(1, ||g_i|| / ||g_j||) g_j
 
     in trained parameters; ways of buffers are shortened alike. Where the owner took no part, the median way to its
-    model stands for its own.
+    model stands for its own; a single one, which nothing would bound, is left out.
 
     Args:
         steps: the contributions, leaves [senders, K, ...].
@@ -187,7 +187,7 @@ def capped_contributions(steps: Contributions, at: Tensor, own: Tensor, cap: flo
         here = at == row
         way = _ways(steps, steps.trained, here).norm(dim=1)
         mine = way[own[here]]
-        most = mine[0] if len(mine) else way.median()
+        most = mine[0] if len(mine) else way.median() * (len(way) > 1)
         shorter[here] = (most / way.clamp_min(torch.finfo(way.dtype).tiny)).clamp_max(1)
     weight = torch.where(own, steps.weight, steps.weight.clamp_max(cap))
     factor = torch.where(own, 1.0, shorter * cap / steps.weight.double().clamp_min(cap))
