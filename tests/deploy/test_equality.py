@@ -59,6 +59,24 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path, monkeypatch):
         assert torch.equal(model(x), setup.method.predict(setup.task, tree.rows(views, i), x))
 
 
+def test_a_site_with_other_frozen_weights_takes_no_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(inprocess, "net", frozen_below)
+    rules = inprocess.Rules(sites=4, deadline=2, joining=30, quorum=0.5)
+    _, server, queue = make("fedavg", tmp_path, rules, reference=False)
+
+    def others(shape, outputs):
+        whole = frozen_below(shape, outputs)
+        with torch.no_grad():
+            whole[0][0].weight.copy_(whole[0][0].weight.flip(0))
+        return whole
+
+    queue.sites["b"].model = others
+    result = server.run(book := ledger())
+    assert [row["participants"] for row in result.rounds] == [["a", "c", "d"]] * 3
+    assert book.sites["b"].refused["unlike"] > 0
+    assert "frozen weights of the model here are not the server's" in (tmp_path / "b" / "site.log").read_text()
+
+
 def test_a_robust_server_is_the_simulators_bits(tmp_path):
     setup, server, _ = make("fedavg", tmp_path, reference=False, robust="nnm:1+median")
     server.run(ledger())

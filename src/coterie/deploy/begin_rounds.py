@@ -11,7 +11,13 @@ from coterie.core import rng, routes, tree
 from coterie.core.errors import ConfigError
 from coterie.core.method import Population
 from coterie.core.tree import Tree
-from coterie.deploy.federation_facts import build_task, federation_without_data, gather_facts, message_forms
+from coterie.deploy.federation_facts import (
+    build_task,
+    federation_without_data,
+    frozen_in_short,
+    gather_facts,
+    message_forms,
+)
 from coterie.deploy.intake import Forms
 from coterie.deploy.joining import Joining
 from coterie.deploy.ledger import Ledger
@@ -42,6 +48,7 @@ def begin_rounds(server: Server, ledger: Ledger, joining: Joining, folder: RunFo
         raise ConfigError([f"clients_per_round = {config.clients_per_round}, but there are {facts.size} sites"])
     federation = federation_without_data(config, ledger.declared, facts)
     task = build_task(config, server.model, facts)
+    facts = facts.model_copy(update={"frozen": frozen_in_short(task)})
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not method.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from coterie.core import rng, tree
 from coterie.core.batches import Batches
@@ -38,6 +39,7 @@ from coterie.experiment.config import Config
 from coterie.methods.fields import AnyMethod
 from coterie.models import find_model
 
+FROZEN_ROUNDING = 1e-3  # frozen parameters of other weights differ by far more, those of another processor by less
 InputType = Literal["float32", "float64", "uint8", "int64"]
 
 
@@ -85,6 +87,7 @@ class FederationFacts(Strict):
     dtype: InputType = "float32"
     decode: Scaling | None = None
     task: TargetText = ""
+    frozen: Annotated[tuple[FiniteFloat, ...], Field(max_length=4)] = ()  # `frozen_in_short` of the server's model
 
     @property
     def declared(self) -> Target | None:
@@ -170,6 +173,26 @@ def build_task(config: Config, model: Model, facts: FederationFacts) -> Task:
         return make_task(module, facts.target, None, facts.blank(2), **own)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
+
+
+def frozen_in_short(task: Task) -> tuple[float, ...]:
+    """Return a few numbers that depend on all frozen parameters of a model, which are never sent; () without any."""
+    values = [leaf.double().flatten() for name, leaf in sorted(task.init().items()) if name in task.unsent]
+    values = [leaf for leaf in values if leaf.any()]  # counts of minibatches are 0
+    norm = math.sqrt(sum(float(leaf.square().sum()) for leaf in values))
+    waves = [torch.cos(torch.arange(len(leaf), dtype=torch.float64)) for leaf in values]
+    found = [sum(float((leaf * wave**k).sum()) for leaf, wave in zip(values, waves, strict=True)) for k in (1, 2, 3)]
+    return (norm, *(each / norm for each in found)) if norm else ()
+
+
+def check_frozen(facts: FederationFacts, task: Task) -> None:
+    """Check that a site's frozen parameters are the server's, but for rounding; raise `Refused` if not."""
+    here = frozen_in_short(task)
+    same = len(here) == len(facts.frozen) and np.allclose(
+        here, facts.frozen, rtol=FROZEN_ROUNDING, atol=FROZEN_ROUNDING
+    )
+    if facts.frozen and not same:
+        raise Refused("unlike", "the frozen weights of the model here are not the server's: all need the same")
 
 
 def population(

@@ -23,7 +23,7 @@ from coterie.core.errors import CheckpointError, ConfigError, DataError
 from coterie.core.tree import Tree
 from coterie.data.federation import Federation
 from coterie.deploy import guard, messages, peer_mail, seal, site_folder, site_peers, site_trials, wire
-from coterie.deploy.federation_facts import FederationFacts, check_facts, declare
+from coterie.deploy.federation_facts import FederationFacts, check_facts, check_frozen, declare
 from coterie.deploy.keys import Identity, same_key
 from coterie.deploy.messages import SERVER, Header, Masking, Refusal, Reply, ToSite
 from coterie.deploy.refused import Refused
@@ -275,7 +275,9 @@ class Site:
         if key not in self._workbenches:
             check_facts(facts, declare(self.data))
             self._workbenches.clear()  # one at a time
-            self._workbenches[key] = Workbench.build(self.config, self.method, self.model, facts, self.data)
+            made = Workbench.build(self.config, self.method, self.model, facts, self.data)
+            check_frozen(facts, made.task)
+            self._workbenches[key] = made
         return self._workbenches[key]
 
     def route(self, message: ToSite) -> dict[str, Any]:
