@@ -16,11 +16,12 @@ from coterie.core.optimizers import SGD
 from coterie.core.task import Task
 from coterie.core.training import quadratic_penalty, train
 from coterie.core.tree import Params
+from coterie.data.minibatches import Plan
 from coterie.experiment.setup import Setup
 from coterie.experiment.several.merged import MergedFederation
 from coterie.experiment.simulation import Simulation
 from coterie.experiment.tuning import candidates
-from coterie.experiment.tuning.side_by_side import agree, kind_of
+from coterie.experiment.tuning.side_by_side import WithNumbers, agree, kind_of
 from coterie.experiment.tuning.space import Numbers, Values, with_values
 from coterie.experiment.tuning.tune import prepare_searches, run_tuning
 from coterie.methods import Ditto, FedAvg, FedProx
@@ -66,6 +67,12 @@ def test_side_by_side_is_one_after_another(tmp_path: Path, widths: list[int], mo
     assert set(widths) == {2, 4}  # the rungs: four candidates, then two
     monkeypatch.setattr(candidates.Engines, "shared", lambda *_: None)
     assert_alike(found, searched(["ditto"], tmp_path / "alone"))
+
+
+def test_what_is_mapped_is_not_put_into_words() -> None:
+    """`vmap` asks a function without a name for its `repr`, at every call: all of the federation's data, once."""
+    sim = Simulation.start(FedAvg(), Task(torch.nn.Linear(4, 2), num_classes=2), SITES, Plan(10, 1), 3, seed=0)
+    assert len(repr(WithNumbers(sim, "_local_update"))) < 200
 
 
 def test_a_stop_in_between_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
