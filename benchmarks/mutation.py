@@ -58,12 +58,13 @@ TESTS = (
     *("testing/test_messages.py", "experiment/take_home/test_onboard.py"),
     *(
         "core/test_method.py",
+        "core/test_privacy.py",
         "core/test_training.py",
         "core/test_tree.py",
         "data/test_weights.py",
         "engine/test_peers.py",
     ),
-    *("experiment/take_home/test_load.py", "experiment/take_home/test_card.py"),
+    *("experiment/take_home/test_load.py", "experiment/take_home/test_card.py", "experiment/privacy/test_install.py"),
 )
 LAWS = "testing/test_laws.py"
 COMPILED_LAWS = "test_laws_of_compiled_steps"  # in ordinary PyTorch they compare what is the same

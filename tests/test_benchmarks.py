@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import coterie
+from coterie import testing
 from coterie.core.batches import Batch
 from coterie.engine import Engine
 from coterie.evaluation import Predictions
@@ -430,6 +431,53 @@ def test_a_centroid_that_follows_cannot_lag() -> None:
     centroid = torch.tensor([[1.0, 0.5], [12.0, 12.0], [5.0, 5.0]])  # means are [2, 1] and, of one example, [4, 4]
     found = near(features, batch, (centroid, torch.tensor([1.0, 1.0, 0.0]), torch.tensor(3.0)))
     assert float(found) == pytest.approx(3.0 * (1.0 + 1.0) / 4)  # each of the first two is 1 away, a mean over features
+
+
+def test_the_share_of_a_gradient_that_is_chance() -> None:
+    """s^2 / ||g||^2 with the gradients of half minibatches, each by hand; padding counts for nothing."""
+    share_of_chance = load("defaults_why").share_of_chance
+    task, batches = testing.task(norm=False), testing.batches(2).once()
+    params = task.init()
+    trained, rest = task.split(params)
+    groups, counts = [], []
+    for index, mask in zip(batches.index[0], batches.mask[0], strict=True):
+        for first in (0, 1):
+            some = index[first::2][mask[first::2] > 0]
+            if len(some):
+                losses = torch.func.grad(
+                    lambda w, some=some: torch.nn.functional.cross_entropy(
+                        torch.func.functional_call(testing.module(norm=False), {**w, **rest}, (batches.x[some],)),
+                        batches.y[some],
+                    )
+                )(trained)
+                groups.append(torch.cat([value.flatten() for value in losses.values()]))
+                counts.append(len(some))
+    g, n = torch.stack(groups), torch.tensor(counts, dtype=torch.float32)
+    mean = n @ g / n.sum()
+    error = (n @ (g - mean).square().sum(1)) / n.sum() / (len(n) - 1)
+    assert len(n) > 3
+    assert 0 < float(error / mean.square().sum()) < 0.99
+    assert float(share_of_chance(task, params, batches)) == pytest.approx(float(error / mean.square().sum()), rel=1e-4)
+
+
+def test_the_small_silos_are_all_of_their_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    why = load("defaults_why")
+    monkeypatch.setattr(why.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    sizes = {
+        name: [len(Path(path).read_text().splitlines()) - 1 for path in case.settings["silos"]]
+        for name, case in why.small_silos.__wrapped__().items()
+    }
+    assert [sum(each) for each in sizes.values()] == [442, 442, 442, 240]
+    assert all(max(each) - min(each) <= 1 for each in sizes.values())
+
+
+def test_the_laws_that_a_mutant_has_to_keep_are_those_of_methods_that_need_its_file() -> None:
+    methods_with = load("mutation").methods_with
+    assert methods_with("methods/fedmap.py") == ["fedmap"]
+    assert methods_with("parts/attention.py") == ["heurfedamp", "fedamp"], "through parts/neighbours.py"
+    assert methods_with("parts/class_tree.py") == ["pfedgp"], "through parts/gaussian_process.py"
+    assert len(methods_with("parts/averaging.py")) == 3
+    assert methods_with("parts/robust.py") == []  # it stands around any method
 
 
 def test_no_fork_begins_after_the_time_that_was_given(tmp_path: Path) -> None:

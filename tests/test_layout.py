@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import tokenize
+import tomllib
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +18,7 @@ SOURCE = ROOT / "src" / "coterie"
 TESTS = ROOT / "tests"
 # What is about no single module, and what it is about.
 ABOUT_MORE = {
+    "testing/test_laws_under_settings": "laws under schedules, clipping and the server's optimiser",
     "data/test_poisson": "minibatches that are drawn by chance",
     "deploy/test_private_sites": "differential privacy at sites",
     "test_benchmarks": "benchmarks/",
@@ -118,3 +121,26 @@ def test_tests_of_one_group_run_in_one_process(request: pytest.FixtureRequest) -
         f"pytest-xdist ignores the groups of {len(alone)} tests under pytest {pytest.__version__}: install the "
         "versions that pyproject.toml names (`make test` does)"
     )
+
+
+def test_workflows_call_what_exists():
+    """They are not executed here: at least their files, tests and extras are there, in jobs that can begin."""
+    yaml = pytest.importorskip("yaml")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    called = ""
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert True in told, f"{path.name} says when it runs ('on', which YAML takes for a boolean)"
+        for job in told["jobs"].values():
+            assert job["runs-on"]
+            assert all("uses" in step or "run" in step for step in job["steps"])
+            called += "".join(step.get("run", "") + "\n" for step in job["steps"])
+    assert {extra for some in re.findall(r'"\.\[([\w,]+)\]"', called) for extra in some.split(",")} <= extras.keys()
+    paths = set(re.findall(r"(?:tests/|\.ci/)[\w./]*", called))
+    assert len(paths) >= 5
+    assert all((ROOT / path).exists() for path in paths)
+    for file, test in re.findall(r"(tests/[\w./]+)::(\w+)", called):
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    assert all(hook["entry"].startswith(".venv/bin/") for hook in hooks)
+    assert all((ROOT / word).exists() for hook in hooks for word in hook["entry"].split() if word.startswith(".ci/"))

@@ -4,7 +4,10 @@ import json
 import os
 import stat
 
+import pytest
 from cryptography import x509
+
+pytest.importorskip("fcntl", reason="the Flower server needs Linux or macOS")
 
 from coterie.cli.flower import require
 from coterie.cli.flower.table import ChangeLines, site_table

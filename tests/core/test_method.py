@@ -12,7 +12,8 @@ from coterie.core import tree
 from coterie.core.method import Population
 from coterie.core.optimizers import SGD
 from coterie.core.routes import NOBODY
-from coterie.methods import FedeRiCo, FedMAP
+from coterie.methods import FedAMP, FedeRiCo, FedMAP
+from coterie.methods.fields import hyper_parameters
 
 # Steps that are no optimiser's: so short that a model stays where it is, to float32.
 STILL = {"per-fedavg": {"alpha": 1e-12}, "pfedbred": {"eta_alpha": 1e-12}}
@@ -99,3 +100,23 @@ def test_claims_of_federico_that_cannot_be():
     assert not fits(to=torch.full_like(up.to, NOBODY - 1))
     assert fits(to=torch.full_like(up.to, 3))
     assert not fits(to=torch.full_like(up.to, 4))  # there are clients 0 to 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_option_that_is_told_to_change_is_one_of_the_methods(method):
+    option = METHODS[method]().pull_option.removeprefix("1/")
+    assert option in {"", *(hyper.name for hyper in hyper_parameters(METHODS[method]))}
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        (FedMAP(), "pull"),
+        (FedMAP(sigma2=15.0), "1/sigma2"),
+        (FedAMP(), "lam"),
+        (FedAMP(alpha=0.1), "1/alpha"),
+        (FedAMP(alpha="theorem"), "1/alpha"),
+    ],
+)
+def test_the_option_that_is_told_to_change_is_the_one_that_acts(method, option):
+    assert method.pull_option == option

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import coterie
 from coterie.core.errors import ConfigError, CoterieWarning, DataError
 from coterie.data import SOURCES, load
 from coterie.data.download.catalogue import DOWNLOADS
-from coterie.data.loading import is_known, read
+from coterie.data.loading import is_known, read, reading_once
 from coterie.data.readers import embedded
 from coterie.models import MODELS
 from tests.places import SHARED
@@ -212,3 +213,23 @@ def test_every_source_tells_its_facts_and_has_settings_that_exist():
         assert all((facts.size, facts.classes, facts.licence, facts.origin)), name
         assert source.defaults["model"].partition(":")[0] in MODELS, name
         assert source.load is not None or "partition" in source.defaults, name
+
+
+def test_runs_side_by_side_read_a_data_set_once(monkeypatch):
+    asked, digits = [], embedded.digits_pool
+
+    def counted(name):
+        asked.append(name)
+        return digits()
+
+    monkeypatch.setitem(SOURCES, "digits", dataclasses.replace(SOURCES["digits"], pool=counted))
+    alone = [load("digits", seed, partition="iid", clients=3) for seed in (0, 1)]
+    assert len(asked) == 2
+    with reading_once():
+        together = [load("digits", seed, partition="iid", clients=3) for seed in (0, 1)]
+    assert len(asked) == 3
+    for here, there in zip(together, alone, strict=True):
+        assert torch.equal(here.x, there.x)
+        assert all((a == b).all() for a, b in zip(here.train, there.train, strict=True))
+    load("digits", 0, partition="iid", clients=3)
+    assert len(asked) == 4

@@ -58,7 +58,7 @@ def test_three_rounds_are_the_simulators_bits(method, tmp_path, monkeypatch):
 
 
 def test_a_robust_server_is_the_simulators_bits(tmp_path):
-    setup, server, _ = make("fedavg", tmp_path, reference=False, robust="median")
+    setup, server, _ = make("fedavg", tmp_path, reference=False, robust="nnm:1+median")
     server.run(ledger())
     sim = simulate(setup)
     kept, _ = RunFolder(server.out).load(3, type(sim.state)(sim.state.server, ()))

@@ -125,6 +125,16 @@ def test_nobody_or_everybody_hostile_and_unknown_attacks_are_refused():
         attack("nothing", 1, "fedavg", kit.federation(), rounds=1)
 
 
+def test_scores_of_the_last_rounds_are_averaged():
+    how = {"data": alike(), "model": "linear", "lr": 0.2, "compile": False, "engine": "stacked", "select": "loss"}
+    first, second = (attack("little", 1, "fedavg", rounds=rounds, **how).scores for rounds in (1, 2))
+    both = attack("little", 1, "fedavg", rounds=2, last=2, **how).scores
+    np.testing.assert_allclose(both, (first + second) / 2, rtol=1e-6)
+    assert (first != second).any()
+    with pytest.raises(ConfigError, match="last = 3: of 2 rounds"):
+        attack("little", 1, "fedavg", rounds=2, last=3, **how)
+
+
 def test_without_an_attack_nothing_differs_from_a_run(tmp_path):
     setup = coterie.prepare("fedavg", kit.federation(), rounds=2, compile=False, engine="stacked")
     found = attack_setup(setup, None, [0])

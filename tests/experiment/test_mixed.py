@@ -7,17 +7,21 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.compute.compiled import observing, slowest
 from coterie.core.errors import ConfigError
 from coterie.data import from_clients
 from coterie.engine import Engine
 from coterie.experiment.mixed import assigned
+from coterie.experiment.mixed_simulation import begin
 from coterie.experiment.run import run_setup
 from coterie.experiment.setup import prepare
 from coterie.experiment.several.trials import prepare_trials
 from coterie.methods import METHODS
 from coterie.storage import files
 from coterie.storage.journal import at_once
+from coterie.testing.engine_laws import ROUNDING, engines
 from coterie.testing.kit import KillAfter, Killed, same, without_times
+from tests.marks import compiles
 
 QUICK = {"engine": "stacked", "compile": False, "workers": 1, "report": False, "rounds": 3, "batch_size": 8}
 MIXES = [name for name, cls in METHODS.items() if cls.mixes_models]
@@ -186,3 +190,23 @@ def test_what_cannot_be_is_refused_in_words():
     for search in (coterie.tune, lambda methods, data, **how: coterie.recommend(data, methods, **how)):
         with pytest.raises(ConfigError, match="for a run alone"):
             search(["local", "lg-fedavg"], data(), models=TWO, trials=1, **quick)
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("method", MIXES)
+def test_every_engine_agrees(method):
+    """Each group has steps of its own, which are compiled and repeated by C++."""
+    setup = prepare(method, data(), models=TWO, **{**QUICK, "lr": 0.2, "clients_per_round": 4})
+
+    def outcome(engine):
+        sim = begin(setup, None)
+        for number in (1, 2):
+            sim.train(number, engine)
+        return sim.state, [sim.view_of(i, 2, engine) for i in range(5)], sim.predictions(2, engine).outputs
+
+    base = outcome(Engine("loop"))
+    with observing() as seen:
+        for name, engine in engines():
+            same(base, outcome(engine), f"{name} and one client at a time differ", ROUNDING)
+    assert slowest(seen).path == "replayed"

@@ -149,6 +149,14 @@ def test_the_discrepancy_by_hand():
         assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
+def test_differences_near_rounding_are_measured_in_units_of_the_features_size():
+    """At a distance of 1e-5 of their length the kernels are straight, and what is left is ||difference of means||^2."""
+    a = 100 + 1e-3 * torch.randn(8, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    b = a.flip(0) + 1e-3
+    found = float(discrepancy(a, b, torch.ones(8)))
+    assert found == pytest.approx(float(((a.mean(0) - b.mean(0)) ** 2).sum()), rel=1e-3)
+
+
 def test_the_unit_is_that_of_squared_features():
     """Features ten times as large differ a hundred times as much; a shift by e counts ||e||^2 at most."""
     a = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -391,6 +391,29 @@ def test_a_client_and_round_cost_2m_messages_of_a_models_size_section_3_3(topolo
     assert tree.nbytes(sim.state.server) < 8.1 * size, "each model is with its owner, and nowhere else"
 
 
+@pytest.mark.parametrize("bound", [{"reject": 1}, {"cap": 0.3}], ids=str)
+def test_peers_bound_contributions_as_a_server_does(bound):
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(20, 4, generator=draw), torch.randint(3, (20,), generator=draw)) for _ in range(6)]
+    data = from_clients(clients, num_classes=3, seed=0)
+    torch.manual_seed(0)
+    task = Task(nn.Linear(4, 3), num_classes=3)
+
+    def models(topology, **options):
+        sim = Simulation.start(
+            *(FedeRiCo(SGD(0.1), neighbours=5, **options), task, data, Plan(batch_size=10), 6, 0),
+            place=make_peers(topology, data.names, 0),
+        )
+        for number in (1, 2, 3):
+            sim.train(number, LOOP)
+        return [leaf.flatten(0, -2) for leaf in tree.leaves(sim.state.server.models)]
+
+    whole, plain = models("server", **bound), models("server")
+    for leaf, other, undefended in zip(whole, models("complete", **bound), plain, strict=True):
+        torch.testing.assert_close(leaf, other.reshape(leaf.shape))
+        assert (leaf - undefended).abs().max() > 1e-3
+
+
 def groups(seed: int):
     """Eight clients of scikit-learn's digits: four of five labels, four of the other five."""
     x, y = load_digits(return_X_y=True)

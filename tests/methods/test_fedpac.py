@@ -7,10 +7,12 @@ from coterie import testing
 from coterie.core import tree
 from coterie.core.method import Newcomer, Population
 from coterie.core.optimizers import SGD, Adam
+from coterie.core.privacy import Guard, noisy_sum
 from coterie.core.task import Task
 from coterie.core.training import train
 from coterie.methods import FedPAC
 from coterie.methods.fedpac import Up, _statistics, _weights
+from coterie.parts import class_moments
 
 from .quadratic import LOOP
 
@@ -31,6 +33,22 @@ def test_statistics_by_hand():
     one = one._replace(mask=one.mask * (one.mask.flatten().cumsum(0).reshape(one.mask.shape) == 1))
     h, v = _statistics(task, task.init(), one)
     torch.testing.assert_close(v, (h**2).sum())
+    assert float(v) > 0
+
+
+def test_private_statistics_by_hand():
+    """As above with clipped features; the sum of their squares has the noise of a square of the clip."""
+    task, epoch = Task(nn.Sequential(nn.Identity(), nn.Linear(6, 3)), num_classes=3), testing.batches(1).epoch(0)
+    guard = Guard(8, sum_noise=0.3, clip_features=2.0)
+    rows = epoch.index[epoch.mask > 0]
+    short = class_moments.clipped(epoch.x[rows], guard)
+    assert not torch.equal(short, epoch.x[rows])
+    size, mean = class_moments.class_means(task, task.init(), epoch, guard)
+    n = size.sum()
+    squares = noisy_sum(guard, (short**2).sum(), 4.0, epoch.key[0, 0], 2)
+    h, v = _statistics(task, task.init(), epoch, guard)
+    torch.testing.assert_close(h, size[:, None] / n * mean)
+    torch.testing.assert_close(v, (squares / n - (h**2).sum()) / (n - 1))
     assert float(v) > 0
 
 

@@ -4,9 +4,7 @@ import torch
 
 from coterie import testing
 from coterie.core import tree
-from coterie.core.method import Newcomer
 from coterie.core.optimizers import SGD
-from coterie.core.task import Task
 from coterie.experiment.simulation import Simulation
 from coterie.methods import FedPer, Local
 
@@ -55,17 +53,3 @@ def test_base_is_the_mean_by_examples_and_heads_stay():
         else:
             torch.testing.assert_close(value[0], tree.mean({name: trained[name]}, count)[name])
             assert all(torch.equal(value[0], row) for row in value)
-
-
-def test_a_newcomer_trains_what_can_be_trained_of_its_head():
-    module = testing.module(norm=False)
-
-    def trains():
-        task = Task(module, num_classes=3)
-        return FedPer().onboard(task, Newcomer({}, task.init()), torch.tensor([0]), None).only
-
-    assert trains() == {"2.weight", "2.bias"}
-    module[2].weight.requires_grad_(False)
-    assert trains() == {"2.bias"}
-    module[2].bias.requires_grad_(False)
-    assert trains() is None  # whatever everybody trains

@@ -2,7 +2,6 @@ import torch
 from torch import nn
 
 from coterie import testing
-from coterie.core.method import Newcomer
 from coterie.core.optimizers import SGD
 from coterie.core.task import Task
 from coterie.core.training import train
@@ -71,17 +70,3 @@ def test_every_client_deploys_the_same_body():
     sim = testing.simulate(FedRep(SGD(0.1)), LOOP, rounds=2)
     for name, rows in sim.views(2, LOOP).items():
         assert all(torch.equal(rows[0], row) for row in rows) == (name not in sim.task.head_names), name
-
-
-def test_a_newcomer_trains_what_can_be_trained_of_its_head():
-    module = testing.module(norm=False)
-
-    def trains():
-        task = Task(module, num_classes=3)
-        return FedRep().onboard(task, Newcomer({}, task.init()), torch.tensor([0]), None).only
-
-    assert trains() == {"2.weight", "2.bias"}
-    module[2].weight.requires_grad_(False)
-    assert trains() == {"2.bias"}
-    module[2].bias.requires_grad_(False)
-    assert trains() is None  # whatever everybody trains

@@ -17,7 +17,7 @@ from coterie.core.training import train
 from coterie.data.minibatches import Plan
 from coterie.experiment.simulation import Simulation
 from coterie.methods import GPFL
-from coterie.methods.gpfl import Server, Valve, angle_loss, distance, turned, valve_of
+from coterie.methods.gpfl import Server, Valve, _condition, angle_loss, distance, turned, valve_of
 from coterie.parts import class_moments
 from coterie.parts.auxiliary import Dense
 
@@ -146,6 +146,20 @@ def test_the_loss_told_is_the_mean_over_examples():
     batch = Batch(x, y, torch.ones(len(y)), torch.tensor(0))
     expected = by_hand(task, task.init(), server, batch, condition, 0.0, 0.0)[0]
     torch.testing.assert_close(info["loss"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_condition_is_the_mean_embedding_of_the_clients_examples():
+    """Of several, of a single one, and of none: then all classes count alike."""
+    task, method, batches = testing.task(norm=False), GPFL(), testing.batches(1)
+    server = method.init_server(task.init(), Population(1, 1, task))
+    order = batches.mask.flatten().cumsum(0).reshape(batches.mask.shape)
+    for most in (len(batches.y), 3, 1):
+        some = batches._replace(mask=batches.mask * (order <= most)).epoch(0)
+        y = batches.y[some.index[some.mask > 0]]
+        assert len(y) > 0
+        torch.testing.assert_close(_condition(task, server, some), server.embeddings[y].mean(0))
+    nobody = batches._replace(mask=0 * batches.mask)
+    torch.testing.assert_close(_condition(task, server, nobody), server.embeddings.mean(0))
 
 
 def test_what_a_client_deploys_has_its_own_condition():

@@ -56,6 +56,12 @@ def test_tables_objects_and_classes():
     assert KIND.read(halved) is halved
 
 
+def test_a_table_that_is_read_stays_as_it_was():
+    table = {"name": "warmup", "rounds": 2, "then": {"name": "cosine", "least": 0.5}}
+    assert KIND.read(table) == KIND.read(table)
+    assert table == {"name": "warmup", "rounds": 2, "then": {"name": "cosine", "least": 0.5}}
+
+
 def test_what_has_no_name_is_ones_own():
     local = lambda t, rounds: 1.0  # noqa: E731
     assert KIND.write(local) == "own-schedule"

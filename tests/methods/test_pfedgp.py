@@ -192,6 +192,20 @@ def test_features_of_any_size_give_the_same_predictions():
     torch.testing.assert_close(*found, atol=1e-3, rtol=1e-3)
 
 
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+def test_features_that_have_a_shape_are_as_good_as_flat_ones():
+    """A linear head sees each of two tokens, whose outputs are averaged, or both of them as a row."""
+    x, y = data()
+    torch.manual_seed(0)
+    body = [nn.Unflatten(1, (2, 2)), nn.Linear(2, 3), nn.Tanh()]
+    nets = nn.Sequential(*body, nn.Linear(3, 4), Mean()), nn.Sequential(*body, nn.Flatten(), nn.Linear(6, 4))
+    torch.testing.assert_close(*(probabilities(METHOD, drawn(x, y), x, Task(net, num_classes=4)) for net in nets))
+
+
 def test_it_learns_better_features():
     """Accuracy from few examples, of features that were trained on other clients' and of the initial ones."""
     sim = testing.simulate(PFedGP(SGD(0.1), inner_steps=4), rounds=8)

@@ -180,6 +180,12 @@ def test_the_record_says_how_many_examples_had_no_room():
     assert outcome.info["left_out"].tolist() == [max(size - 15, 0) for size in testing.SIZES]
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_only_where_there_is_room_the_record_says_who_had_none(precision):
+    outcome = simulate(PFedVMP(SGD(0.05), precision=precision), rounds=0).train(1, LOOP)
+    assert ("left_out" in outcome.info) == (precision in ("full", "pooled"))
+
+
 def test_up_has_one_shape_for_all_sizes():
     method, task = PFedVMP(room=16), testing.task()
     params = task.init()

@@ -20,8 +20,6 @@ from coterie.models.adapters import LoRA, find_adapter, lora, merge
 from coterie.storage.run_folder import RunFolder
 from coterie.testing.engine_laws import ROUNDING, engines
 from coterie.testing.kit import LOOP, PLAN, federation, same
-from tests.deploy.inprocess import ledger, make, simulate
-from tests.deploy.inprocess import same as same_bits
 from tests.marks import compiles
 
 QUICK = {"engine": "loop", "compile": False, "workers": 1, "report": False}
@@ -159,6 +157,10 @@ def test_stacked_it_is_the_same():
 
 
 def test_over_flower_it_is_the_simulators_bits(tmp_path):
+    pytest.importorskip("fcntl", reason="the server of real sites needs Linux or macOS")
+    from tests.deploy.inprocess import ledger, make, simulate
+    from tests.deploy.inprocess import same as same_bits
+
     setup, server, _ = make("fedavg", tmp_path, reference=False, adapter="lora:rank=2")
     server.run(ledger())
     sim = simulate(setup)

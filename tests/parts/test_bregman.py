@@ -5,12 +5,13 @@ from torch.func import grad
 from coterie.parts.bregman import LogCosh, Quadratic, make_generator
 
 GENERATORS = [Quadratic(), Quadratic((("head", 0.3),)), LogCosh(1.0), LogCosh(0.4)]
-NAMES = ("body", "head")
+SHAPES = {"body": (3, 2), "head": (5,)}  # a model's tensors differ in shape
+NAMES = tuple(SHAPES)
 
 
 def model(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return {name: scale * torch.randn(3, 2, generator=draw, dtype=torch.float64) for name in NAMES}
+    return {name: scale * torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in SHAPES.items()}
 
 
 def close(a, b, **tolerance):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -6,6 +8,7 @@ from torch.func import vmap
 from coterie.core import tree
 from coterie.core.batches import Batch, Batches
 from coterie.core.errors import CoterieError
+from coterie.core.privacy import Guard, noisy_sum
 from coterie.core.task import Task
 from coterie.parts import class_moments
 from coterie.parts.class_moments import NOBODY, Factor
@@ -166,6 +169,42 @@ def test_examples_that_do_not_differ_have_no_spread():
     count, mean = class_moments.class_means(model, params, same)
     variance = class_moments.class_variances(model, params, same, count, mean)
     assert not class_moments.inverse_variances(variance, mean, RTOL).any()
+
+
+@pytest.mark.parametrize("client", range(len(HAS)))
+def test_private_moments_are_noised_sums_over_clipped_features(client):
+    """Every number by hand, with the noise that it has; some draws make classes absent, some add up to too many."""
+    (x, y), guard, model = data(client), Guard(8, sum_noise=1.5, clip_features=2.0), task()
+    member = torch.nn.functional.one_hot(y, CLASSES).float()
+    short = x * (2.0 / x.norm(dim=1, keepdim=True)).clamp_max(1)
+    assert int((x.norm(dim=1) > 2.0).sum()) > 0
+    absent, too_many = 0, 0
+    for seed in range(12):
+        key = torch.full((1, 8), seed)
+        drawn = batches(client)._replace(key=key)
+        noisy = noisy_sum(guard, member.sum(0), 1.0, key[0, 0], 0)
+        there = (noisy >= 3.0) | (noisy == noisy.max())
+        kept = torch.where(there, noisy.clamp_min(1.0), 0.0)
+        number = kept * (len(y) / kept.sum()).clamp_max(1.0)
+        total = noisy_sum(guard, member.T @ short, 2.0, key[0, 0], 1) * there[:, None]
+        count, mean = class_moments.class_means(model, model.init(), drawn, guard)
+        torch.testing.assert_close(count, number, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mean, total / number.clamp_min(1.0)[:, None], rtol=1e-4, atol=1e-4)
+        squares = noisy_sum(guard, member.T @ short**2, 4.0, key[0, 0], 2)
+        spread = (squares / number.clamp_min(1.0)[:, None] - mean**2).clamp_min(0) * there[:, None]
+        variance = class_moments.class_variances(model, model.init(), drawn, count, mean, guard)
+        torch.testing.assert_close(variance, spread, rtol=1e-4, atol=1e-3)
+        absent, too_many = absent + int((~there).sum()), too_many + int(kept.sum() > len(y))
+    assert absent > 0
+    assert 0 < too_many < 12
+
+
+def test_clipping_bounds_lengths_and_makes_nothing_of_what_is_not_finite():
+    rows = torch.tensor([[3.0, 4.0, 0.0], [0.3, 0.0, 0.4], [0.0, 0.0, 0.0], [math.nan, 1.0, math.inf]])
+    found = class_moments.clipped(rows, Guard(8, clip_features=2.0))
+    expected = torch.tensor([[1.2, 1.6, 0.0], [0.3, 0.0, 0.4], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert class_moments.clipped(rows, None) is rows
 
 
 def test_rtol_cuts_small_eigenvalues():

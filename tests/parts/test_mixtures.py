@@ -7,6 +7,7 @@ from coterie.core.routes import NOBODY
 from coterie.core.training import train
 from coterie.parts.mixtures import (
     Contributions,
+    agreeing_contributions,
     apply_contributions,
     capped_contributions,
     choose_owners,
@@ -16,6 +17,7 @@ from coterie.parts.mixtures import (
 
 MODELS = {"w": torch.tensor([[10.0], [20.0]]), "mean": torch.tensor([[1.0], [2.0]])}
 AT = torch.tensor([[0, 1], [0, -1]])  # what the second sender has beside is for a model elsewhere
+OWN = torch.tensor([[True, False]]).expand(7, 2)
 STEPS = Contributions(
     torch.tensor([[0.9, 0.5], [0.6, 7.0]]),
     {"w": torch.tensor([[[0.9], [1.0]], [[2.1], [99.0]]])},  # weighted already
@@ -82,14 +84,55 @@ def test_others_contribute_no_more_weight_than_the_cap_and_go_no_further_than_th
     weight = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
     ways = torch.tensor([[[2.0], [1.0]], [[3.0], [-40.0]]])
     steps = Contributions(weight, {"w": weight[..., None] * ways}, {"mean": torch.ones(2, 2, 1)})
-    found = capped_contributions(steps, at, cap=0.4)
+    found = capped_contributions(steps, at, OWN[:2], cap=0.4)
     torch.testing.assert_close(found.weight, torch.tensor([[0.5, 0.4], [0.2, 0.4]]))
     torch.testing.assert_close(found.trained["w"][..., 0], torch.tensor([[1.0, 0.4 * 1.0], [0.6, 0.4 * -2.0]]))
     torch.testing.assert_close(found.buffers["mean"][..., 0], torch.tensor([[1.0, 0.8], [1.0, 0.5 / 20]]))
 
 
+def contributed(ways, weight):
+    """Contributions of seven clients to the model of the first: (the contributions, whose model each is to)."""
+    at = torch.stack([torch.arange(7), torch.where(torch.arange(7) == 0, -1, 0)], 1)
+    every = torch.stack([torch.zeros(7), ways], 1)
+    every[0] = every[0].flip(0)  # the first client's contribution to its own model
+    weights = torch.stack([torch.full((7,), 0.5), weight], 1)
+    weights[0] = weights[0].flip(0)
+    scaled = (weights * every)[..., None]
+    return Contributions(weights, {"w": scaled}, {"mean": scaled.clone()}), at
+
+
+def test_contributions_that_are_far_from_the_others_are_left_out():
+    """Six go 1 to 1.5 and the last goes -4. Its claim of 0.9 is more than the others', of whom one claims 0.4."""
+    steps, at = contributed(
+        torch.tensor([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, -4.0]), torch.tensor([0.2, 0.2, 0.2, 0.4, 0.2, 0.2, 0.9])
+    )
+    found = agreeing_contributions(steps, at, OWN, 1)
+    torch.testing.assert_close(found.weight[:, 1], torch.tensor([0.0, 0.2, 0.2, 0.4, 0.2, 0.2, 0.0]))
+    torch.testing.assert_close(found.trained["w"][1:6, 1], steps.trained["w"][1:6, 1])
+    assert found.trained["w"][6, 1] == found.buffers["mean"][6, 1] == 0
+    # All weights but the one largest may be as they are: a claim of 0.9 that goes with the others counts 0.4.
+    alike, at = contributed(
+        torch.tensor([1.0, 1.1, 1.2, 1.3, 9.0, 1.5, 1.2]), torch.tensor([0.2, 0.2, 0.2, 0.4, 0.2, 0.2, 0.9])
+    )
+    found = agreeing_contributions(alike, at, OWN, 1)
+    torch.testing.assert_close(found.weight[:, 1], torch.tensor([0.0, 0.2, 0.2, 0.4, 0.0, 0.2, 0.4]))
+    torch.testing.assert_close(found.trained["w"][6, 1], torch.tensor([0.4 * 1.2]))
+
+
+def test_the_owner_is_never_left_out_and_is_alone_where_too_few_contribute():
+    far = torch.tensor([50.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.2])
+    steps, at = contributed(far, torch.full((7,), 0.2))
+    found = agreeing_contributions(steps, at, OWN, 2)
+    assert found.weight[0, 0] == 0.2
+    assert (found.weight[1:, 1] > 0).sum() == 4
+    alone = agreeing_contributions(steps, at, OWN, 3)  # of seven, three liars cannot be told
+    torch.testing.assert_close(alone.weight[:, 0], steps.weight[:, 0])
+    assert not alone.weight[1:, 1].any()
+    torch.testing.assert_close(alone.trained["w"][:, 0], steps.trained["w"][:, 0])
+
+
 def test_the_median_way_stands_for_that_of_an_owner_who_took_no_part():
     at = torch.tensor([[0, 3], [1, 3], [2, 3]])  # nobody is client 3
     ways = torch.tensor([[[2.0], [9.0]], [[5.0], [-4.0]], [[4.0], [1.0]]])
-    found = capped_contributions(Contributions(torch.full((3, 2), 0.5), {"w": ways / 2}, {}), at, cap=1.0)
+    found = capped_contributions(Contributions(torch.full((3, 2), 0.5), {"w": ways / 2}, {}), at, OWN[:3], cap=1.0)
     torch.testing.assert_close(2 * found.trained["w"][:, 1, 0], torch.tensor([4.0, -4.0, 1.0]))

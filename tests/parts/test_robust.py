@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coterie import METHODS, ConfigError
 from coterie.core import tree
@@ -10,7 +12,10 @@ from coterie.methods.fedmap import FedMAP
 from coterie.parts import robust
 from coterie.testing import kit
 
-RULES = ("median", "trimmed:0.25", "krum:1", "multi-krum:1", "geometric-median", "clip:auto")
+RULES = (
+    *("median", "trimmed:0.25", "krum:1", "multi-krum:1", "geometric-median", "clip:auto"),
+    *("nnm:1+median", "nnm:2+trimmed:0.3", "nnm:2+geometric-median", "nnm:2+krum:2"),
+)
 AVERAGING = [name for name, cls in METHODS.items() if robust.averaged_fields(cls())]
 
 
@@ -24,6 +29,19 @@ def test_median_and_trimmed_mean_against_numpy():
     ordered = w.sort(0).values
     torch.testing.assert_close(robust.trimmed(w, 0.25)[0], ordered[2:6].mean(0))
     torch.testing.assert_close(robust.trimmed(w, 0.0)[0], w.mean(0))
+
+
+class Large(torch.Tensor):
+    """A tensor that says that it has more numbers than `quantile` takes."""
+
+    def numel(self):
+        return 2**24 + 1
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 8, 9])
+def test_the_median_of_large_models_is_the_same(clients):
+    w = some(clients)
+    torch.testing.assert_close(robust.median(w.as_subclass(Large)).as_subclass(torch.Tensor), robust.median(w))
 
 
 def test_krum_chooses_a_model_among_those_that_agree():
@@ -64,11 +82,53 @@ def test_clipping_shortens_only_what_is_far_from_the_median():
 
 
 @pytest.mark.parametrize(
-    "text", ["mean", "trimmed", "trimmed:0.5", "krum:-1", "krum:x", "clip:0", "clip:nan", "median:2"]
+    "text",
+    [
+        *("mean", "trimmed", "trimmed:0.5", "krum:-1", "krum:x", "clip:0", "clip:nan", "median:2", "nnm:1", "median+"),
+        *("nnm:x+median", "nnm:-1+median", "nnm:1+mean", "nnm:1+nnm:1+median", "median+nnm:1", "clip:auto+median", ""),
+    ],
 )
 def test_rules_that_there_are_not(text):
     with pytest.raises(ValueError, match="choose median"):
         robust.parse(text)
+
+
+def test_nearest_models_are_mixed_by_hand():
+    w = torch.tensor([[0.0], [1.0], [3.0], [100.0]])
+    # With one hostile each takes the three nearest: 0, 1, 3 for the first three, and 100, 3, 1 for the last.
+    torch.testing.assert_close(robust.nearest_mixed(w, 1), torch.tensor([[4 / 3], [4 / 3], [4 / 3], [104 / 3]]))
+    torch.testing.assert_close(robust.nearest_mixed(w, 0), w.mean(0).expand(4, 1))
+    torch.testing.assert_close(robust.parse("nnm:1+median")(w), torch.tensor([[4 / 3]]).expand(4, 1))
+    with pytest.raises(ConfigError, match="'nnm:2' needs 5 clients"):
+        robust.nearest_mixed(w, 2)
+
+
+@pytest.mark.parametrize("far", [0.0, 1.0, 30.0, 1e6])
+@pytest.mark.parametrize("rule", [each for each in RULES if ":1" not in each])  # others were told of one
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.integers(0, 2**31))
+def test_two_of_nine_move_no_rule_beyond_what_the_others_differ(rule, far, seed):
+    """Wherever the two are, together or not, the mean that the server takes stays near the honest ones'."""
+    draw = torch.Generator().manual_seed(seed)
+    honest = torch.randn(7, 5, generator=draw, dtype=torch.float64)
+    away = far * torch.randn(2, 5, generator=draw, dtype=torch.float64)
+    mean = honest.mean(0)
+    widest = (honest - mean).norm(dim=1).max()
+    found = robust.parse(rule)(torch.cat([honest, away]))
+    # The worst is the clipped mean: two of nine at the median distance from a median that is within the honest ones.
+    assert (found.mean(0) - mean).norm() <= 2 * widest
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_asks_in_which_order_clients_are(rule):
+    w, order = some(9), torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(robust.parse(rule)(w[order]), robust.parse(rule)(w)[order])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_asks_where_the_origin_is(rule):
+    w = some(9)
+    torch.testing.assert_close(robust.parse(rule)(w + 7), robust.parse(rule)(w) + 7)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -54,11 +54,19 @@ def test_one_message_for_all_gives_what_all_give(name):
     total = sum(weights)
     mean = sum(weight * vector for vector, weight in zip(vectors, weights, strict=True)) / total
     one = sums.alike(mean, total, len(ups), fields, ups[0])
+    assert len(ups) * sums.weight_of(one) == pytest.approx(total), "together they weigh what all weigh"
     expected = method.aggregate(sim.state.server, ids, tree.stack(ups))
     found = method.aggregate(sim.state.server, ids, tree.stack([one] * len(ups)))
     if name == "fedmap":  # it tells who weighed what in the last round, which nobody knows of a sum
         expected, found = (each._replace(weight=torch.zeros(())) for each in (expected, found))
     kit.same(found, expected, f"{name}: the sum does not give what all give", 1e-5)
+
+
+def test_only_fedmaps_sum_of_losses_is_too_small_for_sums():
+    for likelihood in ("mean", "sum"):
+        for weighting in ("samples", "omega", "uniform"):
+            refused = sums.why_not(FedMAP(weighting=weighting, likelihood=likelihood)) is not None
+            assert refused == (weighting == "omega" and likelihood == "sum")
 
 
 def test_weights():

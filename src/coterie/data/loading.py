@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +86,7 @@ def load(
     elif source is not None and source.load is not None and partition is None and clients is None:
         return source.load(name, seed, validation, test, *_folder(source, data_dir))
     else:
-        pool = read(name, data_dir=data_dir, image_size=image_size)
+        pool = _read_once(name, data_dir, image_size)
     if task in OF_COLUMNS:
         pool = dataclasses.replace(pool, y=pool.y.float(), num_classes=None)
     kept = pool.without_duplicates() if drop_duplicates else np.arange(len(pool.x))
@@ -113,6 +115,30 @@ def read(name: str, *, data_dir: str | None = None, image_size: int | None = Non
     if source.files is None or source.files.name not in folders.FILES:
         size = {}
     return source.pool(name, *_folder(source, data_dir), **size)
+
+
+@contextlib.contextmanager
+def reading_once() -> Iterator[None]:
+    """Within this, a data set that many runs split among clients is read once: the one read last is kept."""
+    token = _LAST.set({})
+    try:
+        yield
+    finally:
+        _LAST.reset(token)
+
+
+_LAST: ContextVar[dict[tuple[str, str | None, int | None], Pool] | None] = ContextVar("last", default=None)
+
+
+def _read_once(name: str, data_dir: str | None, image_size: int | None) -> Pool:
+    last, which = _LAST.get(), (name, data_dir, image_size)
+    if last is not None and which in last:
+        return last[which]
+    pool = read(name, data_dir=data_dir, image_size=image_size)
+    if last is not None:
+        last.clear()
+        last[which] = pool
+    return pool
 
 
 def _refuse_division(name: str, found: Any, division: Mapping[str, Any]) -> None:

@@ -58,6 +58,7 @@ class Workbench:
     task: Task
     local: AnyMethod | None  # training alone, for comparison
     privacy: Installed  # the method as it trains, and how its messages are changed
+    _initial: dict[Any, Private] = dataclasses.field(default_factory=dict, repr=False)  # of peers
 
     @classmethod
     def build(
@@ -76,7 +77,16 @@ class Workbench:
         return Private(_row(self.method.init_client(params)), alone)
 
     def initial_of_peer(self, keys: torch.Tensor, near: int, index: int) -> Private:
-        """Return the state of the peer `index` with `near` neighbours, itself included, before the first round."""
+        """Return the state of the peer `index` with `near` neighbours, itself included, before the first round.
+
+        It is made once, since every message of the run asks for it.
+        """
+        known = tuple(keys.tolist()), near, index
+        if known not in self._initial:
+            self._initial[known] = self._new_peer(keys, near, index)
+        return self._initial[known]
+
+    def _new_peer(self, keys: torch.Tensor, near: int, index: int) -> Private:
         people = population_of_peer(self.facts, self.task, keys, near, index)
         people = people._replace(seed=rng.server_seed(self.config.seed))
         copy = self.method.init_server(self.task.init(), people)

@@ -164,12 +164,12 @@ def without(federation: Federation, hostile: Sequence[int]) -> Federation:
 
 
 class Attacked(NamedTuple):
-    """What the honest clients' models are worth after the last round."""
+    """What the honest clients' models are worth at the end."""
 
     metric: str
     honest: tuple[str, ...]
     hostile: tuple[str, ...]
-    scores: np.ndarray[Any, np.dtype[np.float64]]  # [honest clients], on test data
+    scores: np.ndarray[Any, np.dtype[np.float64]]  # [honest clients], on test data; means over the last rounds
 
     @property
     def mean(self) -> float:
@@ -184,9 +184,10 @@ def attack(
     data: Data | None = None,
     *,
     model: Model | None = None,
+    last: int = 1,
     **settings: Any,
 ) -> Attacked:
-    """Train a federation of which some clients are hostile, and score the honest ones after the last round.
+    """Train a federation of which some clients are hostile, and score the honest ones at the end.
 
     Who is hostile depends on the clients' names and the seed, so that it is the same for every method and attack.
 
@@ -197,6 +198,8 @@ def attack(
         method: as in `coterie.run`.
         data: as in `coterie.run`.
         model: as in `coterie.run`.
+        last: after how many of the last rounds they are scored. The mean over some is less a matter of chance than the
+            score after the very last.
         **settings: as in `coterie.run`; `robust` is the defence.
 
     Raises:
@@ -212,7 +215,7 @@ def attack(
     """
     check_attacks([] if attack is None else [attack])
     setup = prepare(method, data, model=model, **settings)
-    return attack_setup(setup, attack, hostile_clients(setup, hostile))
+    return attack_setup(setup, attack, hostile_clients(setup, hostile), last)
 
 
 def check_attacks(names: Sequence[str]) -> Sequence[str]:
@@ -238,9 +241,15 @@ def hostile_clients(setup: Setup, number: int) -> list[int]:
     return sorted(sorted(range(len(names)), key=lambda i: rng.seed_of(seed, "hostile", names[i]))[:number])
 
 
-def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> Attacked:
-    """Do the same with a run that is prepared, and these clients hostile."""
+def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int], last: int = 1) -> Attacked:
+    """Do the same with a run that is prepared, and these clients hostile.
+
+    Raises:
+        ConfigError: there are not so many rounds, or it would stop early.
+    """
     config, federation = setup.config, setup.federation
+    if not 0 < last <= config.rounds:
+        raise ConfigError([f"last = {last}: of {config.rounds} rounds, between 1 and {config.rounds} are scored"])
     if config.early_stop is not None or config.callbacks:
         raise ConfigError(["an attack is judged after the last planned round: leave out early_stop and callbacks"])
     names = federation.names
@@ -258,10 +267,13 @@ def attack_setup(setup: Setup, attack: str | None, hostile: Sequence[int]) -> At
         sim.tamper, sim.hostile = tampering(attack, hostile, config.seed), frozenset(hostile)
     compiled = not unavailable() if config.compile is None else config.compile
     engine = Engine("stacked" if config.engine == "auto" else config.engine, compiled)
+    found = []
     with debugging(config):
         for number in range(1, config.rounds + 1):
             sim.train(number, engine)
-        scores = np.asarray(sim.evaluate(config.rounds, engine)["test"][setup.metric])
+            if number > config.rounds - last:
+                found.append(sim.evaluate(number, engine)["test"][setup.metric])
+    scores = np.mean(np.asarray(found, dtype=np.float64), 0)
     if attack != ABSENT:
         scores = scores[honest]
     return Attacked(setup.metric, tuple(names[i] for i in honest), tuple(names[i] for i in hostile), scores)

@@ -124,7 +124,9 @@ class Config(BaseModel):
         "server", description="server, or peers: complete, ring, star, k-regular:4, small-world:4:0.1, a CSV of edges"
     )
     robust: str | None = Field(
-        None, description="average robustly: median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto"
+        None,
+        description="average robustly: median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto, "
+        "nnm:1+median",
     )
     server_optimizer: ServerOptimizerSetting = Field(
         None,

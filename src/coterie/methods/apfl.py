@@ -18,6 +18,8 @@ alpha = 0, fixed, is FedAvg but for buffers, which are v_i's, and alpha = 1 is l
 Details the paper leaves open: v_i starts from the w that the client receives when it first takes part. w_i and v_i have
 an optimiser state each, made anew every round. Buffers of v_i are those that vbar_i's forward passes left, since v_i
 itself never makes a prediction, and they are deployed as they are. Clients are averaged by n_i; the paper, uniformly.
+The authors' program (FedTorch) also adds 0.02 alpha_i to alpha_i's gradient, which draws it to 0; the equation above
+has no such term.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ head must be linear and the last layer. A newcomer trains a head, and a gate for
 The equations were compared with what the authors' program computes. Details and deviations:
 - A bias counts as the weight of one more feature that is always 1, of which each head gets its mean share of the
   others. So two equal heads predict what one does, whatever the gate says. The paper adds both biases in full.
+- The authors' program adds Gumbel noise to the two numbers of a feature before the softmax, with temperature 1, in
+  predictions as well, so that its shares are random. Here there is none.
 - P_i begins at the W that the client receives when it first takes part, and v_i is that of the present P_i, without a
   gradient. With a cross-entropy, steps of SGD leave v_i where it began, since the gradients of all rows add up to 0.
 - k = (D / 7) sum of exp(-d^2 / (m D)) over m = 1/2, 1, 2, for features at distance d, where D is the mean of d^2 in the

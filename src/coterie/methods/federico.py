@@ -43,6 +43,10 @@ Deviations:
 - `cap` below 1, which is not in the paper, lets no other client's model weigh more than that, in training and in
   prediction; the rest goes to the client's own. Nor does anybody else's contribution to a model weigh more, or go
   further than its owner's own (`mixtures.capped_contributions`).
+- `reject` = f, which is not in the paper either, leaves out the f contributions to each model that lie farthest from
+  the others, as multi-Krum does with models, but never the owner's own (`mixtures.agreeing_contributions`). An owner
+  alone cannot tell hostile contributions from those of clients that differ: it takes 2 f + 3 contributions to a model,
+  so about as many `neighbours`. A model with fewer takes its owner's own only.
 - A model of another client whose loss here is not finite counts as one of `WORTHLESS`, and gets no contribution.
 """
 
@@ -125,6 +129,9 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         Field(description="others whose models are deployed; best: as many as neighbours"),
     ] = "best"
     cap: Annotated[float, Field(gt=0, le=1, description="most that another client's model may weigh")] = 1.0
+    reject: Annotated[
+        int, UNSEARCHED, Field(ge=0, description="f, contributions to a model to leave out; wants 2 f + 2 neighbours")
+    ] = 0
 
     law_contexts: ClassVar[tuple[dict[str, Any], ...]] = (
         {"neighbours": 1, "epsilon": 0.45, "idle_below": 1.0, "prune_below": 0.25},
@@ -213,7 +220,9 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         roomy = tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), server.losses)
         losses = tree.rows(tree.put(roomy, row, ups.own), slice(len(server.held)))
         to = server.at(ups.to)
-        steps = mixtures.capped_contributions(ups.parts, to, self.cap) if self.cap < 1 else ups.parts
+        own, steps = ups.to == ids[:, None], ups.parts  # among peers, a sender's own model is not its first
+        steps = mixtures.capped_contributions(steps, to, own, self.cap) if self.cap < 1 else steps
+        steps = mixtures.agreeing_contributions(steps, to, own, self.reject) if self.reject else steps
         models, states = mixtures.apply_contributions(
             optimizer, server.models, server.optimizer, to, steps, self.idle_below
         )

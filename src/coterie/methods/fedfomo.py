@@ -21,7 +21,8 @@ update that the paper derives from a first-order expansion of L_i. Distances are
 are averaged with the same weights. L_i is taken on a fixed share of the client's training examples (`withheld`; the
 paper holds out 20 % of a client's data) and not on the run's validation examples, because these select the round. A
 client of a single example can withhold nothing and keeps its own model. P starts at 0, and equal P_ij are in random
-order. Chance decides once a round for all M models; the authors' program, for each of them. Only models of clients that
+order. Two things are otherwise in the authors' program: chance decides for each of the M models, not once a round for
+all of them, and P_ij also falls, by the share of a model that does worse than theta_i^old. Only models of clients that
 have taken part are sent. A newcomer's own P is learned as everybody's.
 """
 

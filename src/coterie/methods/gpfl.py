@@ -18,6 +18,8 @@ A client deploys the shared body and its own head, with gamma and beta of its co
 is relu(z). The head must be linear and the last layer. A newcomer trains a head on the shared body.
 
 The equations were compared with what the authors' program computes. Details and deviations:
+- Conditions are those of the received u. The public implementation has them of the u that the client trained in its
+  last round.
 - L_ang and L_mag are means over the examples that count; class weights enter into L_P alone. The public implementations
   take the norm of a whole minibatch, which grows with its size.
 - mu is a term of the objective; the public implementations have it as the optimiser's weight decay, which is the same

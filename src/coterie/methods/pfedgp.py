@@ -31,7 +31,8 @@ Deviations:
   the mean and variance of f* over them in place of their mixture (the variance given omega is that of the mean omega),
   so that predicting takes only products.
 - The kernel measures squared distances in the client's own mean squared distance between two of its examples, so that
-  its first scales suit networks with features of any size. `learn_kernel` learns s and l with the network.
+  its first scales suit networks with features of any size. s begins at 16 (the authors: 8). `learn_kernel` learns s and
+  l with the network (the authors' program: the network alone).
 - Clients are averaged by number of examples.
 - Of a client with more than `examples` examples, each step takes others, and a view is given so many, of every class
   its share. Time grows with the cube of `examples`, and a view with its square.

@@ -20,6 +20,7 @@ from coterie.core.routes import NOBODY
 from coterie.core.task import Task
 from coterie.core.training import mean_gradient, train
 from coterie.core.tree import Params, Tree
+from coterie.parts import robust
 
 
 class Losses(NamedTuple):
@@ -164,7 +165,7 @@ def only_finite(steps: Contributions) -> Contributions:
     return kept
 
 
-def capped_contributions(steps: Contributions, at: Tensor, cap: float) -> Contributions:
+def capped_contributions(steps: Contributions, at: Tensor, own: Tensor, cap: float) -> Contributions:
     """Hold what others contribute to a model to the weight `cap`, and to a way as long as its owner's own.
 
     A client could otherwise claim all its weight for one model, and move it wherever it wants. With the way of client j
@@ -172,31 +173,71 @@ def capped_contributions(steps: Contributions, at: Tensor, cap: float) -> Contri
 
         w_j  <-  min(w_j, cap),    g_j  <-  min(1, ||g_i|| / ||g_j||) g_j
 
-    in trained parameters; ways of buffers are shortened alike. Where the owner took no part, the median way of all
-    clients with their own models stands for its own.
+    in trained parameters; ways of buffers are shortened alike. Where the owner took no part, the median way to its
+    model stands for its own.
 
     Args:
-        steps: the contributions, leaves [senders, K, ...]; a sender's own model is the first of its K.
+        steps: the contributions, leaves [senders, K, ...].
         at: [senders, K] int64, the row of the model to which each contribution is made; -1 if it is not here.
+        own: [senders, K] bool, which are to the sender's own model.
         cap: the most that another client's contribution may weigh.
     """
-    squares = [leaf.reshape(*at.shape, -1).double().square().sum(2) for leaf in steps.trained.values()]
-    tiny = torch.finfo(torch.float64).tiny
-    way = (
-        torch.stack(squares).sum(0).sqrt() / steps.weight.clamp_min(torch.finfo(steps.weight.dtype).tiny)
-    ).nan_to_num()
-    rows = int(at.max()) + 2  # the last is of models that are not here
-    row = torch.where(at < 0, rows - 1, at)
-    most = way[:, 0].median().expand(rows).index_copy(0, row[:, 0], way[:, 0])[row]
-    itself = torch.arange(at.shape[1]) == 0
-    lighter = cap / steps.weight.double().clamp_min(cap)
-    factor = torch.where(itself, 1.0, lighter * (most / way.clamp_min(tiny)).clamp_max(1))
-    weight = torch.where(itself, steps.weight, steps.weight.clamp_max(cap))
+    way = _ways(steps, steps.trained).norm(dim=2)
+    most = torch.zeros_like(way)
+    for row in range(int(at.max()) + 1):
+        here = at == row
+        mine = way[here & own]
+        most[here] = mine[0] if len(mine) else way[here].median() if here.any() else 0.0
+    weight = torch.where(own, steps.weight, steps.weight.clamp_max(cap))
+    shorter = (most / way.clamp_min(torch.finfo(way.dtype).tiny)).clamp_max(1)
+    factor = torch.where(own, 1.0, shorter * cap / steps.weight.double().clamp_min(cap))
+    return _scaled(steps, factor)._replace(weight=weight)
 
-    def scaled(leaf: Tensor) -> Tensor:
-        return leaf * factor.reshape(*at.shape, *[1] * (leaf.ndim - 2)).to(leaf.dtype)
 
-    return Contributions(weight, tree.map(scaled, steps.trained), tree.map(scaled, steps.buffers))
+def agreeing_contributions(steps: Contributions, at: Tensor, own: Tensor, hostile: int) -> Contributions:
+    """Leave out the contributions to each model that lie farthest from the others, as multi-Krum does with models.
+
+    The ways g_j = c_j / w_j to one model are compared by their distances (`robust.krum_scores`), and the `hostile` ones
+    that are farthest from their nearest count nothing; the owner's own always counts. What is left weighs no more than
+    the heaviest but `hostile` do, since a client may claim all its weight for one model. A model with fewer than
+    2 hostile + 3 contributions, among which nobody can tell who lies, takes its owner's own only.
+
+    Args:
+        steps: the contributions, leaves [senders, K, ...].
+        at: [senders, K] int64, the row of the model to which each contribution is made; -1 if it is not here.
+        own: [senders, K] bool, which are to the sender's own model.
+        hostile: of how many senders to expect lies.
+    """
+    way = _ways(steps, (steps.trained, steps.buffers))
+    factor = own.double()
+    for row in range(int(at.max()) + 1):
+        here = at == row
+        number = int(here.sum())
+        if number < 2 * hostile + 3:
+            continue
+        score = robust.krum_scores(way[here], hostile, "reject").masked_fill(own[here], -torch.inf)
+        kept = torch.ones(number).double().index_fill(0, score.topk(hostile).indices, 0.0)
+        weight = steps.weight[here].double()
+        most = weight.topk(hostile + 1).values[-1]
+        factor[here] = kept * (most / weight.clamp_min(torch.finfo(weight.dtype).tiny)).clamp_max(1)
+    return _scaled(steps, factor)
+
+
+def _ways(steps: Contributions, part: Tree) -> Tensor:
+    """Return how each contribution would go with a weight of one, in this part of it: [senders, K, numbers]."""
+    leaves = [leaf.reshape(*steps.weight.shape, -1).double() for leaf in tree.leaves(part)]
+    weight = steps.weight.double().clamp_min(torch.finfo(torch.float64).tiny)
+    return (torch.cat(leaves, 2) / weight[..., None]).nan_to_num()
+
+
+def _scaled(steps: Contributions, factor: Tensor) -> Contributions:
+    """Multiply contributions and their weights by the factors [senders, K]."""
+
+    def times(leaf: Tensor) -> Tensor:
+        return leaf * factor.reshape(*factor.shape, *[1] * (leaf.ndim - 2)).to(leaf.dtype)
+
+    scaled: Contributions = tree.map(times, steps)
+    return scaled
 
 
 def apply_contributions(

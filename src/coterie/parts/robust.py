@@ -13,6 +13,8 @@ robust before the method combines them. Of the clients' models w_1, ..., w_n, as
                                                                                        Pillutla et al. 2022)
     clip:r             w_i <- m + min(1, r / ||w_i - m||) (w_i - m), where m is the    (`clip`)
                        median; clip:auto takes the median of ||w_i - m|| for r
+    nnm:f+RULE         w_i <- the mean of its n - f nearest, itself included; then     (`nearest_mixed`;
+                       any of these rules                                              Allouah et al. 2023)
 
 All but `clip` give every client of the round the same robust model, so that the method's mean is this model, whatever
 its weights are: weights, which a client may lie about, no longer matter, and neither do numbers of examples. Integer
@@ -41,7 +43,7 @@ AnyMethod = Method[Any, Any, Any, Any]
 Rule = Callable[[Tensor], Tensor]  # [clients, numbers] -> the same shape
 WEISZFELD_STEPS = 50
 NEAR_ZERO = 1e-12  # of the mean distance: a point so near to another counts as so near
-CHOICES = "median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto or clip:10"
+CHOICES = "median, trimmed:0.2, krum:1, multi-krum:1, geometric-median, clip:auto, clip:10 or nnm:1+median"
 
 
 def median(w: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ def krum(w: Tensor, hostile: int) -> Tensor:
     Raises:
         ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
     """
-    return w[_krum_scores(w, hostile, "krum").argmin()].expand_as(w)
+    return w[krum_scores(w, hostile, "krum").argmin()].expand_as(w)
 
 
 def multi_krum(w: Tensor, hostile: int) -> Tensor:
@@ -69,18 +71,22 @@ def multi_krum(w: Tensor, hostile: int) -> Tensor:
     Raises:
         ConfigError: there are fewer than 2 hostile + 3 clients, and so no guarantee.
     """
-    score = _krum_scores(w, hostile, "multi-krum")
+    score = krum_scores(w, hostile, "multi-krum")
     return w[score.argsort(stable=True)[: len(w) - hostile]].mean(0).expand_as(w)
 
 
-def _krum_scores(w: Tensor, hostile: int, name: str) -> Tensor:
-    """Return each model's sum of squared distances to its n - hostile - 2 nearest others: [clients]."""
+def krum_scores(w: Tensor, hostile: int, name: str) -> Tensor:
+    """Return each model's sum of squared distances to its n - hostile - 2 nearest others: [clients].
+
+    Raises:
+        ConfigError: there are fewer than 2 hostile + 3 clients; it calls the rule by this name.
+    """
     n = len(w)
     if n < 2 * hostile + 3:
         raise ConfigError(
             [f"robust = '{name}:{hostile}' needs {2 * hostile + 3} clients in a round, and {n} were heard: use median"]
         )
-    squares = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+    squares = _distances(w) ** 2
     return squares.sort(1).values[:, 1 : n - hostile - 1].sum(1)  # the first is the client itself
 
 
@@ -104,6 +110,28 @@ def clip(w: Tensor, radius: float | None) -> Tensor:
     return centre + away * shorter
 
 
+def nearest_mixed(w: Tensor, hostile: int) -> Tensor:
+    """Return for each model the mean of its n - hostile nearest, itself included.
+
+    Honest models come close to their mean, so that a rule after this finds it even where clients differ. Hostile ones
+    that are far from all become means of mostly honest ones.
+
+    Raises:
+        ConfigError: half of the clients or more would be hostile.
+    """
+    n = len(w)
+    if 2 * hostile >= n:
+        raise ConfigError(
+            [f"robust = 'nnm:{hostile}' needs {2 * hostile + 1} clients in a round, and {n} were heard: use median"]
+        )
+    near = _distances(w).argsort(dim=1, stable=True)[:, : n - hostile]
+    return torch.stack([w[row].mean(0) for row in near])
+
+
+def _distances(w: Tensor) -> Tensor:
+    return torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 def _trim(w: Tensor, number: int) -> Tensor:
     ordered = w.sort(0).values
     return ordered[number : len(w) - number].mean(0).expand_as(w)
@@ -115,19 +143,29 @@ def parse(text: str) -> Rule:
     Raises:
         ValueError: it names none; the message says what there is.
     """
-    name, _, given = text.partition(":")
+    first, plus, then = text.partition("+")
     try:
-        if text in ("median", "geometric-median"):
-            return median if text == "median" else geometric_median
-        if name == "trimmed" and 0 <= float(given) < 0.5:
-            return functools.partial(trimmed, share=float(given))
-        if name in ("krum", "multi-krum") and int(given) >= 0:
-            return functools.partial(krum if name == "krum" else multi_krum, hostile=int(given))
-        if name == "clip" and (given == "auto" or 0 < float(given) < float("inf")):
-            return functools.partial(clip, radius=None if given == "auto" else float(given))
+        if not plus and (rule := _rule(*first.partition(":"))) is not None:
+            return rule
+        if plus and first.startswith("nnm:") and int(first[4:]) >= 0 and not then.startswith("nnm:"):
+            hostile, after = int(first[4:]), parse(then)
+            return lambda w: after(nearest_mixed(w, hostile))
     except ValueError:
         pass
     raise ValueError(f"choose {CHOICES}; a share to trim is below 0.5")
+
+
+def _rule(name: str, colon: str, given: str) -> Rule | None:
+    """Return the single rule of this name."""
+    if name in ("median", "geometric-median") and not colon:
+        return median if name == "median" else geometric_median
+    if name == "trimmed" and 0 <= float(given) < 0.5:
+        return functools.partial(trimmed, share=float(given))
+    if name in ("krum", "multi-krum") and int(given) >= 0:
+        return functools.partial(krum if name == "krum" else multi_krum, hostile=int(given))
+    if name == "clip" and (given == "auto" or 0 < float(given) < float("inf")):
+        return functools.partial(clip, radius=None if given == "auto" else float(given))
+    return None
 
 
 def averaged_fields(method: AnyMethod) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from coterie.experiment.reproduce.markdown import difference_of, heading, is_far
 from coterie.experiment.reproduce.measured import Measured
 from coterie.experiment.reproduce.papers import TABLES
 from coterie.experiment.reproduce.scores import Pair, Row
-from coterie.experiment.reproduce.tables import Entry
+from coterie.experiment.reproduce.tables import Entry, Protocol
 
 from .kit import small_table
 
@@ -43,6 +44,19 @@ def test_a_table_in_markdown(measured):
     assert "| FedProx | **+1.50** |  |" in text
     words = heading(small_table(), measured)
     assert words.startswith("`coterie reproduce small`, 2 seeds, 2026-01-01 to 2026-01-03, 60 s of rounds in all.")
+
+
+def test_models_sent_are_shown_where_a_table_counts_them(measured):
+    assert "models sent" not in markdown(small_table(), measured)
+    measured.rows["FedProx"] = replace(measured.rows["FedProx"], models=2.04)
+    text = markdown(small_table(counts_models=True), measured)
+    assert "over local at equal steps | models sent, a client and round |" in text
+    assert "| +1.50 ± 0.50 (p = 0.012) | 2.0 |" in text
+
+
+def test_tests_between_rows_of_a_table_of_variations_say_what_they_compare(measured):
+    table = small_table(protocol=Protocol("variation", "accuracy", over="variation"))
+    assert "<summary>Every two methods, accuracy</summary>" in markdown(table, measured)
 
 
 def test_what_is_far_from_the_paper():

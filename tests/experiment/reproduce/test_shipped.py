@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,9 @@ from coterie.experiment.reproduce.cache import Cache
 from coterie.experiment.reproduce.identity import identify, settled
 from coterie.experiment.reproduce.markdown import heading, markdown
 from coterie.experiment.reproduce.measured import measure, to_ship
+from coterie.experiment.reproduce.papers import TABLES
 from coterie.experiment.reproduce.running import Budget, Request, run_missing
+from coterie.experiment.reproduce.scores import row_of
 from coterie.experiment.reproduce.tables import Protocol
 
 from .kit import PLAIN, small_table
@@ -83,3 +86,20 @@ def test_a_damaged_line_is_refused_in_words(tmp_path):
     path.write_text("{}\n")
     with pytest.raises(CheckpointError, match="line 1, is not a result"):
         Request(TABLE).done(Cache(tmp_path, path))
+
+
+def test_the_results_that_are_shipped_are_those_of_the_page(tmp_path):
+    """A row of reproduce.json has the numbers of its first seed's shipped result, wherever there is one."""
+    docs, compared = Path(__file__).parents[3] / "docs", 0
+    there = Cache(tmp_path, docs / "reproduce" / "results.jsonl").shipped.results
+    for value in json.loads((docs / "reproduce.json").read_text())["tables"].values():
+        table = TABLES[value["name"]]
+        request = Request(table, value["size"], rounds=value["rounds"])
+        for entry in (each for each in table.entries if each.label in value["rows"]):
+            row = value["rows"][entry.label]
+            first = there.get(identify(request.config(entry, row["seeds"][0])).config)
+            if first is not None and row.get("models") is not None:
+                found = row_of(entry, table.protocol, {row["seeds"][0]: first})
+                assert (found.protocol[0], found.selected[0]) == (row["protocol"][0], row["selected"][0]), entry.label
+                compared += 1
+    assert compared or not there

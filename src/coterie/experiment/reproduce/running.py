@@ -12,6 +12,7 @@ from typing import Any
 
 from coterie.core import tree
 from coterie.core.errors import ConfigError, CoterieError
+from coterie.data.loading import reading_once
 from coterie.experiment.config import Config
 from coterie.experiment.pick_engine import Choices
 from coterie.experiment.progress import Progress
@@ -127,11 +128,12 @@ def run_missing(request: Request, cache: Cache, tell: Progress, budget: Budget) 
         BudgetSpent: the time is over.
         CoterieError: training diverged, or data are missing.
     """
-    for entry in request.table.entries:
-        todo = request.missing(entry, cache)
-        if todo:
-            budget.check()
-            run_seeds(request, entry, todo, cache, _Stopping(tell, budget), budget)
+    with reading_once():
+        for entry in request.table.entries:
+            todo = request.missing(entry, cache)
+            if todo:
+                budget.check()
+                run_seeds(request, entry, todo, cache, _Stopping(tell, budget), budget)
 
 
 def run_seeds(

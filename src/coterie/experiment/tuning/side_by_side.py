@@ -47,7 +47,7 @@ def kind_of(values: Values) -> Hashable:
     return tuple((name, "a number" if name in numbers else value) for name, value in values.items())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # `vmap` asks what it maps for a name: else all data in words
 class WithNumbers:
     """Do for one client what a simulation does, by a method with the numbers that come with the client's rows."""
 

@@ -71,7 +71,7 @@ FIGURES: dict[str, Figure] = {
     "pfedvmp-figure-2": Figure(
         "pFedVMP, figure 2: the clients' features in two dimensions, by class",
         experiment=experiments.features,
-        minutes={"full": 4000, "small": 4},
+        minutes={"full": 500, "small": 4},
         note="At the small size on Fashion-MNIST with an MLP; the paper has CIFAR-10.",
     ),
     "pfedvmp-figure-4": Figure(

@@ -108,9 +108,10 @@ WORDS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "office-home": "Office-
 SMALL: dict[str, Any] = {"model": "dnn", "rounds": 40, "lr": 0.001, "evaluate_every": 2}
 SMALL_WORDS = "a DNN (3072-100-10) instead of CNN2, 2,500 images instead of 5,000, 40 rounds instead of 150, lr 0.001"
 NOTE = (
-    "The last round: the paper names no other. Models sent are counted in both directions, as in section 3.3: to and "
-    "from a server, or each neighbour's model and the update that it is sent back. The paper has 5 splits with 3 seeds "
-    "each; here every seed is another split."
+    "The last round: the paper names no other. Models sent are counted in both directions. FedeRiCo is simulated with "
+    "a server that holds all models, so that a client's own is counted both ways; without a server it is two less, "
+    "which leaves section 3.3's 2M, each neighbour's model and the update that it is sent back. The paper has 5 splits "
+    "with 3 seeds each; here every seed is another split."
 )
 
 
