@@ -24,7 +24,9 @@ def frozen_below(shape, outputs):
     """A network whose first layers are frozen, with more numbers than anything that is sent."""
     below = torch.nn.Sequential(torch.nn.Linear(*shape, 7), torch.nn.Tanh(), torch.nn.Linear(7, *shape))
     below.register_parameter("unused", torch.nn.Parameter(torch.randn(20_000)))  # it would make mail large
-    return torch.nn.Sequential(below.requires_grad_(False), *net(shape, outputs))
+    whole = torch.nn.Sequential(below.requires_grad_(False), *net(shape, outputs))
+    whole.register_parameter("deploy", torch.nn.Parameter(torch.ones(1), requires_grad=False))  # as a message's part
+    return whole
 
 
 def nobody_sends_what_is_frozen(queue, setup):

@@ -7,6 +7,9 @@ import torch
 from safetensors.torch import load, save
 
 from coterie.core import tree
+from coterie.core.errors import ConfigError
+from coterie.core.method import CountedParams, Population
+from coterie.core.task import Task
 from coterie.deploy import guard
 from coterie.deploy.federation_facts import declare, gather_facts, population
 from coterie.deploy.refused import Refused
@@ -15,6 +18,8 @@ from coterie.deploy.site_roles import RemoteServer
 from coterie.deploy.wire import Envelope
 from coterie.deploy.work import Workbench
 from coterie.experiment.setup import prepare
+from coterie.methods import FedAvg
+from coterie.parts.robust import robust
 
 from .inprocess import NAMES, Rules, data, forged, ledger, make, net
 from .test_faults import RULES, check
@@ -198,6 +203,20 @@ def test_what_cannot_be_combined_with_the_others_stops_nobody(tmp_path, monkeypa
     assert book.sites["b"].refused == {"unusable": 3}
     assert [row["participants"] for row in result.rounds] == [["a", "c", "d"]] * 3
     check(setup, server, queue, book, absent={1: {"b"}, 2: {"b"}, 3: {"b"}})
+
+
+@pytest.mark.parametrize("rule", ["krum:1", "nnm:2+median"])
+def test_with_too_few_for_a_robust_rule_the_server_says_so_and_takes_nobodys_word(rule):
+    method, task = robust(FedAvg(), rule), Task(torch.nn.Linear(1, 1), "regression")
+    server = method.init_server(task.init(), Population(5, 5, task))
+
+    def combine(ids):
+        ups = [CountedParams({name: leaf + i for name, leaf in task.init().items()}, torch.tensor(1.0)) for i in ids]
+        return method.aggregate(server, torch.tensor(ids), tree.stack(ups))
+
+    assert guard.combine_usable([0, 1, 2, 3, 4], combine)[0] == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="needs 5 clients in a round, and 4 were heard"):
+        guard.combine_usable([0, 1, 2, 3], combine)
 
 
 def test_the_others_result_is_as_without_a_bad_answer(tmp_path):

@@ -160,6 +160,16 @@ def test_beside_other_methods_training_alone_has_as_many_rounds_as_the_longest(t
     assert once.rows == found.rows, "what went on is what would have been trained at once"
 
 
+def test_training_alone_with_nothing_beside_it_stops_by_itself_and_stays_so(tmp_path):
+    settings = {**HOW, "early_stop": 1, "out": tmp_path}
+    found = coterie.compare(["local"], 1, two_kinds(), **settings)
+    before = ends(tmp_path, "local")
+    assert before["local"] < 30
+    again = coterie.compare(["local"], 1, two_kinds(), **settings)
+    assert again.rows == found.rows
+    assert ends(tmp_path, "local") == before
+
+
 def test_runs_of_unequal_length_are_compared_with_the_longest_reference_or_a_warning(tmp_path):
     for method, rounds in (("fedavg", 2), ("ditto", 3)):
         coterie.run(method, two_kinds(), out=tmp_path / method, **{**HOW, "rounds": rounds})

@@ -455,6 +455,16 @@ def test_a_newcomer_begins_at_the_mean_of_those_heard_and_changes_no_model_but_i
     assert after.models["w"].flatten().tolist() == [1.0, 5.0, 9.0, 1.0]  # it contributed to client 0 in vain
 
 
+def test_no_client_passes_for_many_with_several_steps_for_one_model():
+    blank = torch.zeros(4)
+    steps = Contributions(torch.full((3,), 0.2), {"w": torch.ones(3, 1)}, {})
+    said = [
+        FedeRiCo(reject=1).implausible(Addressed(Losses(blank, blank, blank == 0), torch.tensor(to), steps), 10)
+        for to in ([3, 0, 1], [3, NOBODY, NOBODY], [3, 0, 0])
+    ]
+    assert said == [None, None, "several steps for one model"]
+
+
 def test_a_model_that_overflows_elsewhere_is_worth_nothing_and_gets_no_step():
     """A hostile owner may offer a model whose loss overflows: the honest client's message stays finite."""
     method, model, batches = FedeRiCo(optimizer=SGD(0.1), neighbours=1), testing.task(), testing.batches(1)

@@ -136,3 +136,7 @@ def test_the_median_way_stands_for_that_of_an_owner_who_took_no_part():
     ways = torch.tensor([[[2.0], [9.0]], [[5.0], [-4.0]], [[4.0], [1.0]]])
     found = capped_contributions(Contributions(torch.full((3, 2), 0.5), {"w": ways / 2}, {}), at, OWN[:3], cap=1.0)
     torch.testing.assert_close(2 * found.trained["w"][:, 1, 0], torch.tensor([4.0, -4.0, 1.0]))
+    lonely = torch.tensor([[0, 3], [1, -1], [2, -1]])
+    found = capped_contributions(Contributions(torch.full((3, 2), 0.5), {"w": ways / 2}, {}), lonely, OWN[:3], cap=1.0)
+    torch.testing.assert_close(2 * found.trained["w"][:, 0, 0], torch.tensor([2.0, 5.0, 4.0]))
+    assert found.trained["w"][0, 1] == 0

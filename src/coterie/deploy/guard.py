@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from coterie.core import tree
+from coterie.core.errors import ConfigError
 from coterie.core.tree import Tree
 from coterie.deploy import keys, wire
 from coterie.deploy.keys import Identity
@@ -92,6 +93,9 @@ def combine_usable(ids: list[int], combine: Callable[[list[int]], Tree]) -> tupl
     """Combine messages of which each could be combined alone; return the senders, and the result.
 
     If all together fail, those are left out that cannot be combined with the ones before them.
+
+    Raises:
+        ConfigError: there are too few for a robust rule; one alone would go unchecked.
     """
 
     def checked(some: list[int]) -> Tree:
@@ -105,7 +109,8 @@ def combine_usable(ids: list[int], combine: Callable[[list[int]], Tree]) -> tupl
         kept: list[int] = []
         for each in ids:
             with contextlib.suppress(Exception):
-                checked([*kept, each])
+                with contextlib.suppress(ConfigError):  # a rule wants more messages before it says anything
+                    checked([*kept, each])
                 kept.append(each)
         return kept, checked(kept)
 

@@ -48,7 +48,10 @@ def try_all(site: Site, envelope: Any, message: messages.Tries, store: Store) ->
     benches = [_workbench(site, trial, message.facts, own) for trial in message.trials]
     both = list(enumerate(zip(message.trials, benches, strict=True)))
     forms = {str(i): message_form(bench, trial) for i, (trial, bench) in both}
-    content = guard.open_body(envelope, {str(i): bench.task.sent(forms[str(i)]) for i, (_, bench) in both})
+    content = guard.open_body(
+        envelope,
+        {str(i): {part: bench.task.sent(each) for part, each in forms[str(i)].items()} for i, (_, bench) in both},
+    )
     guard.check_finite(content)
     scores: list[dict[str, float | None] | None] = []
     body: dict[str, Tree] = {}

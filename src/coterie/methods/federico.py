@@ -253,6 +253,9 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
         weight, losses = up.parts.weight, up.own
         if int(up.to.min()) < NOBODY or int(up.to.max()) >= len(losses.tracked):
             return "steps for models that nobody owns"
+        owners = [owner for owner in up.to.tolist() if owner != NOBODY]
+        if len({*owners}) < len(owners):  # else one client could pass for many
+            return "several steps for one model"
         if float(weight.min()) < 0 or float(weight.sum()) > 1 + WEIGHT_ROUNDING:
             return f"posterior weights that add up to {float(weight.sum()):g}"
         if float(losses.tracked.min()) < 0 or float(losses.last.min()) < 0:

@@ -174,7 +174,7 @@ def capped_contributions(steps: Contributions, at: Tensor, own: Tensor, cap: flo
         w_j  <-  min(w_j, cap),    g_j  <-  min(1, ||g_i|| / ||g_j||) g_j
 
     in trained parameters; ways of buffers are shortened alike. Where the owner took no part, the median way to its
-    model stands for its own.
+    model stands for its own; a single one, which nothing would bound, is left out.
 
     Args:
         steps: the contributions, leaves [senders, K, ...].
@@ -182,14 +182,14 @@ def capped_contributions(steps: Contributions, at: Tensor, own: Tensor, cap: flo
         own: [senders, K] bool, which are to the sender's own model.
         cap: the most that another client's contribution may weigh.
     """
-    way = _ways(steps, steps.trained).norm(dim=2)
-    most = torch.zeros_like(way)
-    for row in range(int(at.max()) + 1):
+    shorter = torch.ones_like(steps.weight, dtype=torch.float64)
+    for row in {*at.flatten().tolist()} - {-1}:
         here = at == row
-        mine = way[here & own]
-        most[here] = mine[0] if len(mine) else way[here].median() if here.any() else 0.0
+        way = _ways(steps, steps.trained, here).norm(dim=1)
+        mine = way[own[here]]
+        most = mine[0] if len(mine) else way.median() * (len(way) > 1)
+        shorter[here] = (most / way.clamp_min(torch.finfo(way.dtype).tiny)).clamp_max(1)
     weight = torch.where(own, steps.weight, steps.weight.clamp_max(cap))
-    shorter = (most / way.clamp_min(torch.finfo(way.dtype).tiny)).clamp_max(1)
     factor = torch.where(own, 1.0, shorter * cap / steps.weight.double().clamp_min(cap))
     return _scaled(steps, factor)._replace(weight=weight)
 
@@ -208,14 +208,14 @@ def agreeing_contributions(steps: Contributions, at: Tensor, own: Tensor, hostil
         own: [senders, K] bool, which are to the sender's own model.
         hostile: of how many senders to expect lies.
     """
-    way = _ways(steps, (steps.trained, steps.buffers))
     factor = own.double()
-    for row in range(int(at.max()) + 1):
+    for row in {*at.flatten().tolist()} - {-1}:
         here = at == row
         number = int(here.sum())
         if number < 2 * hostile + 3:
             continue
-        score = robust.krum_scores(way[here], hostile, "reject").masked_fill(own[here], -torch.inf)
+        way = _ways(steps, (steps.trained, steps.buffers), here)
+        score = robust.krum_scores(way, hostile, "reject").masked_fill(own[here], -torch.inf)
         kept = torch.ones(number).double().index_fill(0, score.topk(hostile).indices, 0.0)
         weight = steps.weight[here].double()
         most = weight.topk(hostile + 1).values[-1]
@@ -223,11 +223,17 @@ def agreeing_contributions(steps: Contributions, at: Tensor, own: Tensor, hostil
     return _scaled(steps, factor)
 
 
-def _ways(steps: Contributions, part: Tree) -> Tensor:
-    """Return how each contribution would go with a weight of one, in this part of it: [senders, K, numbers]."""
-    leaves = [leaf.reshape(*steps.weight.shape, -1).double() for leaf in tree.leaves(part)]
-    weight = steps.weight.double().clamp_min(torch.finfo(torch.float64).tiny)
-    return (torch.cat(leaves, 2) / weight[..., None]).nan_to_num()
+def _ways(steps: Contributions, part: Tree, which: Tensor) -> Tensor:
+    """Return how contributions would go with a weight of one, in this part of them: [so many, numbers].
+
+    Args:
+        steps: all contributions, leaves [senders, K, ...].
+        part: some of their leaves.
+        which: [senders, K] bool, the contributions meant; those to one model, since all together may be large.
+    """
+    weight = steps.weight[which].double().clamp_min(torch.finfo(torch.float64).tiny)
+    leaves = [leaf[which].reshape(len(weight), -1).double() for leaf in tree.leaves(part)]
+    return (torch.cat(leaves, 1) / weight[:, None]).nan_to_num()
 
 
 def _scaled(steps: Contributions, factor: Tensor) -> Contributions:

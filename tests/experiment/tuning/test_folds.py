@@ -10,7 +10,7 @@ import torch
 
 import coterie
 from coterie.core.errors import DataError
-from coterie.data.federation import Federation, split_again
+from coterie.data.federation import Federation, Split, split_again
 from coterie.deploy.site_data import one_client
 from coterie.deploy.site_trials import fold_data
 from coterie.experiment.tuning.folds import folds_of, pieces_of
@@ -90,6 +90,20 @@ def test_there_are_as_many_parts_as_patients_at_most() -> None:
     one = dataclasses.replace(given, groups=np.zeros(len(given.y), np.int64))
     with pytest.raises(DataError, match="client 'site-1' has 1 groups of examples beside those for testing"):
         folds_of(one, 3, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_two_parts_with_a_patient_of_many_rows_each_can_be_divided(seed: int) -> None:
+    groups = np.repeat(np.arange(5), [10, 1, 1, 1, 5])  # patients 0 to 3 are in two folds, the last one is for testing
+    split = Split(*(np.flatnonzero(np.isin(groups, whose)) for whose in ([0, 1], [2, 3], [4])))
+    given = Federation("one", torch.zeros(18, 1), torch.arange(18) % 2, {"a": split}, 2, groups=groups)
+    folds = folds_of(given, 5, seed)
+    assert len(folds) == 2
+    for fold in folds:
+        own = fold.clients["a"]
+        whose = [set(groups[part].tolist()) for part in (own.train, own.validation, own.test)]
+        assert [len(each) for each in whose] == [1, 1, 2]
+        assert set.union(*whose) == {0, 1, 2, 3}
 
 
 def test_at_a_site_folds_are_of_rows_since_the_server_knows_how_many_there_are() -> None:

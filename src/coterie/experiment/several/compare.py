@@ -143,7 +143,8 @@ def run_trials(trials: Trials, out: Path | None, *, progress: Heard = None) -> C
             setups = {
                 seed: trials.setup(label, base) for seed, base in zip(seeds, joined or bases.values(), strict=True)
             }
-            ends = {seed: _end_of_local(found, seed) for seed in seeds} if label == "local" else {}
+            beside = label == "local" and len(trials.methods) > 1  # else it stops by itself
+            ends = {seed: _end_of_local(found, seed) for seed in seeds} if beside else {}
             together = joined is not None
             for seed, each in _run_or_read(label, setups, folders, ends, tell, choices, together=together).items():
                 found[label, seed] = each

@@ -65,6 +65,8 @@ def predict_held_out(setup: Setup, rounds: int, engine: ClientRunner) -> Predict
         if not str(error).startswith(DIVERGED):
             raise
         return None
+    if not found:
+        return None
     outputs, y, owner = (torch.cat(part) for part in zip(*found, strict=True))
     order = torch.argsort(owner, stable=True)
     return Predictions(outputs[order], y[order], owner[order])

@@ -72,10 +72,11 @@ def pieces_of(federation: Federation, name: str, number: int, seed: int) -> list
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     ends = np.bincount(owner)[order].cumsum()  # of each group's examples, in the order of groups
-    cuts = [0]
-    for k in range(1, number):  # the nearest end that leaves a group for every part
-        among = ends[cuts[-1] : len(order) - number + k]
-        cuts.append(cuts[-1] + 1 + int(np.abs(among - len(known) * k / number).argmin()))
+    cuts, least = [0], min(2, len(order) // number)  # groups of a part: of two, one is trained on and one chooses
+    for k in range(1, number):  # the nearest end that leaves enough groups for every part
+        first = cuts[-1] + least
+        among = ends[first - 1 : len(order) - least * (number - k)]
+        cuts.append(first + int(np.abs(among - len(known) * k / number).argmin()))
     whole = known[np.argsort(place[owner], kind="stable")]
     return [piece.astype(np.int64) for piece in np.split(whole, ends[np.array(cuts[1:], np.int64) - 1])]
 
