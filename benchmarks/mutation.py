@@ -14,7 +14,7 @@ written to.
 
 The sample is the same for the same seed. Every kind of mistake has the same chance, in every file. The journal
 (docs/mutation.jsonl) has one line a mutant: one that was killed is not run again until its file changes, and one that
-survived not until its file or a test changes.
+survived not until its file or a test changes, or never if mutation.toml says that it is equivalent.
 
 Once tests have been written for a sample's survivors, the sample says little about other mistakes. So each line keeps
 what became of the mutant when it was first run, the page tells both, and a new campaign begins with another `SEED`.
@@ -529,13 +529,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.dont_write_bytecode, sys.pycache_prefix = False, str(given.cache / "pycache")
         tests = baseline(given.jobs, given.cache / "baseline.json")
         state = digest(*(path.read_bytes() for path in sorted((ROOT / "tests").rglob("*.py"))))
+        reasons = read_reasons()
 
         def is_open(mutant: Mutant) -> bool:
             stem = mutant.file.removesuffix(".py")
             if given.only and not any(word in (stem, Path(stem).name) for word in given.only):
                 return False
             line = journal.get((sources[mutant.file], mutant.name))
-            return line is None or (line["outcome"] == "survived" and line["tests"] != state)
+            if line is None:
+                return True
+            return verdict(line, reasons.get(mutant.name)) == "survived" and line["tests"] != state
 
         todo = [mutant for mutant in chosen if is_open(mutant)]
         names = [relevant(mutant, tests) for mutant in todo]

@@ -7,9 +7,8 @@ defence; once with similar clients, once with different ones. Results are kept i
 script runs what is missing: all after a change of the settings, nothing if nothing changed. After a change of code that
 changes results, take the method's rows out of that file. It is no part of `make bench`, since it measures no time.
 
-**Nothing was chosen on the seeds of the tables.** With other seeds (`CHOOSING`), `--choose` prints what the step sizes
-in `METHODS` are worth without an attack, and what each defence costs under attack; `RECOMMENDED` has the defence that
-was best there.
+**Nothing was chosen on the seeds of the tables.** `--choose` measures on other seeds (`CHOOSING`) what each defence
+costs under attack; `RECOMMENDED` has the one that is recommended.
 """
 
 from __future__ import annotations
@@ -137,10 +136,10 @@ class Loss(NamedTuple):
     """What honest clients lose against the same federation without the hostile ones and without a defence."""
 
     mean: float
-    error: float  # standard error over seeds, each of which is compared with itself
+    error: float | None  # standard error over seeds, each of which is compared with itself; None: there is only one
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f}"
+        return f"{100 * self.mean:+.1f}" + ("" if self.error is None else f" ± {100 * self.error:.1f}")
 
 
 class Table:
@@ -177,7 +176,7 @@ class Table:
         apart = [score - without[seed] for seed, score in self.scores[row, defence].items() if seed in without]
         if not apart:
             return None
-        return Loss(statistics.mean(apart), statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0.0)
+        return Loss(statistics.mean(apart), statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else None)
 
     def worst(self, defence: str) -> Loss | None:
         """Return what the worst attack costs; None if not all are measured."""
@@ -220,8 +219,9 @@ def summary(tables: Mapping[str, Sequence[Table]]) -> list[str]:
         defence = RECOMMENDED[method]
         cells = []
         for each in found:
-            worst = each.worst(defence)
-            cells.append(f"{worst}" + ("" if worst and worst.mean >= -ALLOWED else ", **does not hold**"))
+            worst, number = each.worst(defence), len(each.scores[NO_ATTACK, defence])
+            fails = "" if worst is None or worst.mean >= -ALLOWED else ", **does not hold**"
+            cells.append("not measured" if worst is None else f"{worst} ({number}){fails}")
         told.append(f"| {method} | {defence} | {' | '.join(cells)} |")
     return told
 
@@ -247,9 +247,9 @@ def page(tables: Mapping[str, Sequence[Table]]) -> str:
             "",
             "## In short",
             "",
-            "For each method, what its worst attack costs with one defence, in points. Defences and step sizes were",
-            f"chosen on other seeds ({CHOOSING[0]} to {CHOOSING[-1]}). `multi-krum:f` and `nnm:f` need to be told f,",
-            "and were told 2. What was not measured is a dash.",
+            "For each method, what its worst attack costs with one defence, in points (over so many seeds). Defences",
+            "and step sizes were chosen on other seeds. `multi-krum:f` and `nnm:f` need to be told f, and were told 2.",
+            "What was not measured is a dash.",
             "",
             *summary(tables),
             "",
@@ -265,7 +265,7 @@ def _worst(table: Table, defence: str) -> Loss | None:
 
 
 def _all_lines(found: Sequence[Table]) -> list[str]:
-    return [line for each in found for line in each.lines()]
+    return [line for each in found if any(each.scores.values()) for line in each.lines()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,15 +290,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for each in every:
                 each.measure(results, seed, needed)
     results.save()
-    if missing := sum(each.worst(each.best) is None for each in every):
-        print(f"not finished: {missing} tables have nothing; what was measured is in {path}")
-        return 1
+    missing = sum(len(each.scores[NO_ATTACK, each.best]) < len(each.many) for each in every)
     if asked.quick or asked.choose:
         print("\n".join([*chosen_defences(tables), *_all_lines(every)]))
     elif methods == [*METHODS]:
         files.write_text(asked.out, page(tables))
         print(f"written to {asked.out}")
-    return 0
+    print(f"{missing} of {len(every)} tables are not finished: start it again" if missing else "finished")
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def joined(tmp_path_factory):
     def make(method):
         if method not in runs:
             out = tmp_path_factory.mktemp(method) / "run"
-            how = {"holdout": 0.2, "reference": False, "select": "balanced_accuracy"}
+            how = {"holdout": 0.2, "reference": False, "report": False, "select": "balanced_accuracy"}
             runs[method] = coterie.run(method, two_kinds(), out=out, **how, **QUICK)
         return runs[method]
 

@@ -494,7 +494,9 @@ SHORT = {  # with what FedMAP must reach; chance is 50 and 10 %
 }
 
 
-@pytest.mark.parametrize("data", SHORT)
+@pytest.mark.parametrize(
+    "data", [pytest.param(name, marks=[pytest.mark.slow] if name == "digits" else []) for name in SHORT]
+)
 def test_every_prior_learns_with_its_defaults(data):
     """The outcome of the default scales, on two federations that share neither network nor optimiser nor sizes."""
     settings, learned = SHORT[data]

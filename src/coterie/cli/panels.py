@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import click
 from typer.core import TyperCommand
 
 OWN = "Options"  # those of the command itself
@@ -36,7 +35,7 @@ class Listed(TyperCommand):
 
     panels: ClassVar[Mapping[str, Sequence[str]]] = {}
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each title that has options, in the order of `panels`."""
         found: dict[str, list[Any]] = {"Arguments": [], OWN: []}
         settings: dict[str, Any] = {}
