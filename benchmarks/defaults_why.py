@@ -191,7 +191,7 @@ def rows() -> list[Row]:
         found.append(Row("local", case, {"local_epochs": 5}))
     for case in ("heart disease", "the demo's hospitals"):
         found += [Row("fedmap", case, settings) for settings in maps]
-        found += [Row(name, case, {}) for name in ("fedavg", "fedavg-ft", "ditto", "apfl", "fedamp")]
+        found += [Row(name, case, {}) for name in ("fedavg", "fedavg-ft", "ditto", "apfl", "fedamp", "weighed")]
     for case in (*SMALL, *CHOOSING):
         found += [Row("fedmap", case, {}), Row("fedmap", case, {"pull": 0.5}), Row("fedmap", case, {"pull": 1.0})]
         found += [Row(name, case, {}) for name in ("weighed", "fedavg", "fedavg-ft")]

@@ -18,6 +18,8 @@ SOURCE = ROOT / "src" / "coterie"
 TESTS = ROOT / "tests"
 # What is about no single module, and what it is about.
 ABOUT_MORE = {
+    "methods/test_newcomers": "every method's `onboard`",
+    "methods/test_no_examples": "clients without examples, in several methods",
     "testing/test_laws_under_settings": "laws under schedules, clipping and the server's optimiser",
     "data/test_poisson": "minibatches that are drawn by chance",
     "deploy/test_private_sites": "differential privacy at sites",
