@@ -42,3 +42,17 @@ def test_what_is_wrong_with_them_is_said_all_at_once(words, wrong):
 def test_what_cannot_be_called_has_no_options():
     with pytest.raises(ConfigError, match="partition 'ours:three' is a int, not a function or a class"):
         with_given_options("partition", "ours:three", 3, ())
+
+
+def plain(share, rounds=3, name="x"):
+    return share, rounds, name
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [(("0.5",), (0.5, 3, "x")), (("2", "1.5", "7"), (2, 1.5, "7")), (("half", "4"), ("half", 4, "x"))],
+)
+def test_without_annotations_numbers_are_numbers(words, values):
+    found = with_given_options("loss", ":".join(["ours:plain", *words]), plain, words)()
+    assert found == values
+    assert [type(each) for each in found] == [type(each) for each in values]

@@ -2,7 +2,8 @@
 
 `read_words` reads them, in their order or by name, whatever they belong to. Those of a function or class are the
 parameters that the library does not fill in itself. They are read by their annotations or else by the types of their
-defaults: numbers, text, true or false, and several values between slashes.
+defaults: numbers, text, true or false, and several values between slashes. Without either, what looks like a number
+is one.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import pydantic
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from coterie.core.errors import ConfigError
 from coterie.core.extensions import suggest
 
 Parameter = inspect.Parameter
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+# What an option without an annotation may be, the first that fits.
+NUMBER = Annotated[int | float, Field(union_mode="left_to_right")]  # its default is a whole number
+NUMBER_OR_TEXT = Annotated[int | float | str, Field(union_mode="left_to_right")]  # it has none
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
@@ -130,7 +134,7 @@ def _read(parameter: Parameter, text: str) -> Any:
     hint = parameter.annotation
     if hint is Parameter.empty or isinstance(hint, str):
         known = parameter.default is not Parameter.empty and parameter.default is not None
-        hint = type(parameter.default) if known else str
+        hint = NUMBER if type(parameter.default) is int else type(parameter.default) if known else NUMBER_OR_TEXT
         if hint in (tuple, list) and parameter.default:
             hint = list[type(parameter.default[0])]  # type: ignore[misc]
     try:

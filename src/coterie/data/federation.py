@@ -54,10 +54,8 @@ class Federation:
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # each client's record, as JSON
     files: Mapping[str, str] = field(default_factory=dict)  # the user's files that it was read from, with their SHA-256
     decode: Decode | None = None  # how uint8 inputs become numbers when a minibatch enters the model
-    groups: Index | None = (
-        None  # [pool]: examples of a client with equal numbers (a patient's) stay in one part; or None
-    )
     declared: Target | None = None  # None: classes if there are any, and else numbers
+    groups: Index | None = None  # [pool]: examples of a client with equal numbers (a patient's) stay in one part
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
