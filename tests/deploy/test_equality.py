@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie import METHODS
+from coterie import METHODS, ConfigError, CoterieError
 from coterie.core import tree
 from coterie.engine import Engine
 from coterie.evaluation.metrics import with_one_nan
@@ -85,6 +85,17 @@ def test_a_robust_server_is_the_simulators_bits(tmp_path):
     assert same(kept.server, sim.state.server)
     plain = simulate(make("fedavg", tmp_path / "plain", reference=False)[0])
     assert not same(plain.state.server, sim.state.server)
+
+
+def test_a_robust_rule_waits_for_as_many_sites_as_it_needs(tmp_path):
+    rules = inprocess.Rules(sites=4, deadline=2, joining=30, quorum=0.25, patience=1)
+    lost = lambda way, name, round, envelope: [] if way == "from" and name in "cd" and round > 0 else [envelope]  # noqa: E731
+    _, server, _ = make("fedavg", tmp_path, rules, lost, reference=False, robust="nnm:1+median")
+    with pytest.raises(CoterieError, match=r"2 of 4 sites answered .*, but 3 must; continue when they are back"):
+        server.run(ledger())
+    _, server, _ = make("fedavg", tmp_path / "few", reference=False, robust="krum:1")
+    with pytest.raises(ConfigError, match="robust = 'krum:1' needs 5 sites in a round, not 4"):
+        server.run(ledger())
 
 
 TRAINING = {

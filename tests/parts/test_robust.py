@@ -137,6 +137,13 @@ def test_equal_models_stay_as_they_are(rule):
     torch.testing.assert_close(robust.parse(rule)(w), w)
 
 
+@pytest.mark.parametrize(
+    ("text", "fewest"), [("median", 1), ("trimmed:0.2", 1), ("krum:1", 5), ("multi-krum:2", 7), ("nnm:2+krum:1", 5)]
+)
+def test_how_many_clients_a_rule_needs(text, fewest):
+    assert robust.fewest(text) == fewest
+
+
 def test_the_wrapper_is_the_rule_on_all_leaves_together():
     """Two leaves and an integer one; weights no longer matter, since all are given the same model."""
     rows = {"a": some(5, 4).float(), "b": some(5, 2, 1).float(), "steps": torch.tensor([1, 2, 3, 4, 9])}

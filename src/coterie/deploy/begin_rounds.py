@@ -33,6 +33,7 @@ from coterie.experiment.execute import local_like
 from coterie.experiment.privacy import install as privacy
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Simulation
+from coterie.parts import robust
 from coterie.storage.run_folder import RunFolder
 from coterie.storage.state import State
 
@@ -52,6 +53,8 @@ def begin_rounds(server: Server, ledger: Ledger, joining: Joining, folder: RunFo
     peers = make_peers(config.topology, federation.names, config.seed)
     if peers is not None and not method.peer_to_peer:
         raise ConfigError([f"topology = {config.topology!r}: method {config.method} needs a server"])
+    if config.robust and peers is None and facts.audience < (fewest := robust.fewest(config.robust)):
+        raise ConfigError([f"robust = '{config.robust}' needs {fewest} sites in a round, not {facts.audience}"])
     metric = config.select or default_metric(facts.target)
     config = config.model_copy(update={"select": metric})
     shapes = dataclasses.replace(federation, x=facts.blank(1))

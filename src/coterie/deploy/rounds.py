@@ -42,6 +42,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.setup import Setup
 from coterie.experiment.simulation import Round, Simulation
 from coterie.experiment.stopping import Stop, early_stop
+from coterie.parts import robust
 from coterie.storage.run_folder import RunFolder
 from coterie.storage.state import State
 
@@ -223,6 +224,8 @@ class Rounds:
             return True
 
         need = max(least, math.ceil(self.server.rules.quorum * len(training or requests)))
+        if self.setup.config.robust and self.setup.peers is None and training:
+            need = max(need, robust.fewest(self.setup.config.robust))  # fewer could not be combined
         self.messenger.deliver(number, requests, bodies, take, training or frozenset(requests), need)
         return intake.answers
 

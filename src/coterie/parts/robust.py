@@ -26,8 +26,10 @@ by nothing but their weighted mean; `averaged_fields` says which fields of a mes
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -153,6 +155,16 @@ def parse(text: str) -> Rule:
     except ValueError:
         pass
     raise ValueError(f"choose {CHOICES}; a share to trim is below 0.5")
+
+
+def fewest(text: str) -> int:
+    """Return how many clients the rule that `text` names needs in a round."""
+    rule = parse(text)
+    for n in itertools.count(1):
+        with contextlib.suppress(ConfigError):
+            rule(torch.zeros(n, 1))
+            return n
+    raise AssertionError  # every rule is content with some number
 
 
 def _rule(name: str, colon: str, given: str) -> Rule | None:
