@@ -96,8 +96,8 @@ def test_auto_looks_at_the_clients_with_most_steps(monkeypatch):
     monkeypatch.setattr(module._Look, "__init__", lambda self, *args: look(self, *args) or looked.append(self))
     sim = simulation(sizes=(5, 12, 40, 7, 33, 21, 60), participants=7)
     pick(sim, chunk=3, lanes=(3, 3))
-    assert {tuple(each.group) for each in looked} == {(6, 2, 4, 5)}  # however often
-    assert min(each.longest for each in looked) > 1
+    assert len(looked) >= 2  # stacked and the loop; with a compiler, what is on disk, too
+    assert all(each.group == [6, 2, 4, 5] and each.longest > 1 for each in looked)
 
 
 def test_auto_does_not_look_twice_at_who_is_hopeless(monkeypatch):

@@ -7,6 +7,8 @@ from coterie.core.errors import ConfigError
 from coterie.experiment.reproduce.names import chosen, find_table
 from coterie.experiment.reproduce.papers import TABLES, fedamp, federico, fedmap, pfedbred, pfedvmp
 from coterie.experiment.reproduce.running import Request
+from coterie.methods import METHODS
+from coterie.methods.fields import values_of
 
 from .kit import small_table
 
@@ -33,6 +35,13 @@ def test_tables_have_one_local_row_at_equal_steps_and_labels_of_their_own():
         assert table.small is None or table.small_words, name
         if table.variant_of:
             assert TABLES[table.variant_of[0]].variant_of is None, name
+
+
+def test_federicos_rows_are_the_papers_and_the_librarys_own():
+    request = Request(TABLES["federico-1-cifar10-4"], "small")
+    paper, library = (request.config(entry, 0).hyper for entry in request.table.entries[-2:])
+    assert library == values_of(METHODS["federico"]())
+    assert {key for key in paper if paper[key] != library[key]} == {"m_step"}
 
 
 def test_the_small_size_changes_all_rows_alike():

@@ -96,7 +96,7 @@ def hyper_curves(cache: Cache, size: Size) -> Drawing | None:
     panels = []
     for table in ("federico-6a", "federico-6b", "federico-6c"):
         found = {label: list(records.values()) for label, records in results(cache, size, table).items() if records}
-        if len(found) > 1:  # more than local training, which is that of other tables, too
+        if len(found) > 2:  # more than local training and the paper's choice, which are those of table 1, too
             curves = {label.removeprefix("FedeRiCo, "): _mean_curve(records) for label, records in found.items()}
             panels.append(lines(find_table(table).title.split(": ")[1].split(",")[0], ROUND, ACCURACY, curves))
     return drawing("FedeRiCo, figure 6: accuracy over rounds", panels) if panels else None
@@ -115,4 +115,4 @@ def weights_by_beta(cache: Cache, size: Size) -> Drawing | None:
         if record is not None and record["collaboration"]:
             first = weight_panels(record["collaboration"])[0]
             panels.append({**first, "title": label.removeprefix("FedeRiCo, ")})
-    return drawing("FedeRiCo, figure 7: client 0's weights by beta", panels, 4) if panels else None
+    return drawing("FedeRiCo, figure 7: client 0's weights by beta", panels, 4) if len(panels) > 1 else None
