@@ -41,6 +41,8 @@ ABOUT_MORE = {
     "deploy/test_soak": "many rounds with many sites",
     "deploy/test_guide": "docs/deploy.md",
     "compute/test_pace": "learning rates with a schedule in compiled steps",
+    "methods/test_newcomers": "which part of a model newcomers train",
+    "methods/test_no_examples": "every method without an example in a round",
     "methods/test_schedules": "every method under a schedule",
     "methods/test_told_losses": "what every method tells of its training",
     "experiment/take_home/test_silos": "what a site with a file of its own takes home",
