@@ -126,17 +126,22 @@ class Weighed(FedMAP):
 
     The gradient of a client's loss at gamma is that of its distribution plus chance. `share_of_chance` says how much
     is chance, and that share of the client's way is taken back: all of it where the client's examples do not show
-    that it differs from the others, little where they do.
+    that it differs from the others, little where they do. A pull that takes s of the way back a round leaves
+    (1 - exp(-s)) / s of it along a gradient that stays the same. By that the way that is sent is made longer again, so
+    that gamma moves as far as without a pull: what all clients have in common is learnt no slower.
     """
 
     def local_update(self, task: Task, client: Client, down: Gamma, batches: Batches) -> tuple[Client, Theta, Info]:
         share = share_of_chance(task, down.mu, batches.once())
         own = tree.where(client.rounds > 0, client.theta, down.mu)
         # What `pull_of_a_round` makes of a pull of 1, times -log of what is left of the way.
-        strength = pull_of_a_round(self.optimizer, 1.0, task.split(own)[0], batches) * -torch.log1p(-share)
+        back = -torch.log1p(-share)
+        strength = pull_of_a_round(self.optimizer, 1.0, task.split(own)[0], batches) * back
         start = self._start(task, own, down, strength, batches)
         theta, loss = train(task, self.optimizer, start, batches, self._rho.penalty, (down, strength))
         trained, buffers = task.split(task.sent(theta))
+        longer = torch.where(back > 1e-6, back / -torch.expm1(-back), 1.0)
+        trained = {name: down.mu[name] + longer * (value - down.mu[name]) for name, value in trained.items()}
         return Client(theta, client.rounds + 1), Theta(trained, batches.count.log(), buffers), {"loss": loss}
 
 

@@ -18,8 +18,6 @@ SOURCE = ROOT / "src" / "coterie"
 TESTS = ROOT / "tests"
 # What is about no single module, and what it is about.
 ABOUT_MORE = {
-    "methods/test_newcomers": "every method's `onboard`",
-    "methods/test_no_examples": "clients without examples, in several methods",
     "testing/test_laws_under_settings": "laws under schedules, clipping and the server's optimiser",
     "data/test_poisson": "minibatches that are drawn by chance",
     "deploy/test_private_sites": "differential privacy at sites",
@@ -46,6 +44,8 @@ ABOUT_MORE = {
     "deploy/test_soak": "many rounds with many sites",
     "deploy/test_guide": "docs/deploy.md",
     "compute/test_pace": "learning rates with a schedule in compiled steps",
+    "methods/test_newcomers": "which part of a model newcomers train",
+    "methods/test_no_examples": "every method without an example in a round",
     "methods/test_schedules": "every method under a schedule",
     "methods/test_told_losses": "what every method tells of its training",
     "experiment/take_home/test_silos": "what a site with a file of its own takes home",
