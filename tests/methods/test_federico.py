@@ -478,3 +478,13 @@ def test_a_model_that_overflows_elsewhere_is_worth_nothing_and_gets_no_step():
     assert float(up.parts.weight[0]) == pytest.approx(1.0)
     assert float(up.parts.weight[1]) == 0
     assert method.implausible(up, 10) is None
+
+
+def test_too_few_contributions_to_leave_any_out_are_told():
+    few = FedeRiCo(reject=1).cautions(testing.task(), Population(10, 10))
+    assert len(few) == 1
+    assert "wants contributions of 4 others" in few[0]
+    assert "raise neighbours to 4 or more" in few[0]
+    assert FedeRiCo(reject=1, neighbours=4).cautions(testing.task(), Population(10, 10)) == []
+    assert FedeRiCo(reject=2, mode="all-to-all").cautions(testing.task(), Population(5, 5))
+    assert FedeRiCo().cautions(testing.task(), Population(10, 10)) == []

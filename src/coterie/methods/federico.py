@@ -262,6 +262,17 @@ class FedeRiCo(Method[Server, tuple[()], Down, Addressed]):
             return "losses below 0"
         return None
 
+    def cautions(self, task: Task, population: Population) -> list[str]:
+        senders = population.audience if self.mode == "all-to-all" else min(self.neighbours + 1, population.audience)
+        if not self.reject or senders >= 2 * self.reject + 3:
+            return []
+        needed = 2 * self.reject + 2
+        return [
+            f"reject = {self.reject} wants contributions of {needed} others to a model, and about {senders - 1} of "
+            f"{population.audience} clients make some: models learn from their own clients only; raise neighbours to "
+            f"{needed} or more, or lower reject"
+        ]
+
     def server_info(self, server: Server) -> Info:
         itself = server.held[:, None] == torch.arange(len(server.keys))  # [R, N]
         return {"collaboration": mixtures.posterior(server.losses.tracked, server.losses.visited | itself)}
