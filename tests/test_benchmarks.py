@@ -477,7 +477,7 @@ def test_the_laws_that_a_mutant_has_to_keep_are_those_of_methods_that_need_its_f
     assert methods_with("parts/attention.py") == ["heurfedamp", "fedamp"], "through parts/neighbours.py"
     assert methods_with("parts/class_tree.py") == ["pfedgp"], "through parts/gaussian_process.py"
     assert len(methods_with("parts/averaging.py")) == 3
-    assert methods_with("parts/robust.py") == []  # it stands around any method
+    assert methods_with("parts/server_optimizers.py") == []  # it stands around any method
 
 
 def test_no_fork_begins_after_the_time_that_was_given(tmp_path: Path) -> None:

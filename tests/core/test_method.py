@@ -98,7 +98,8 @@ def test_claims_of_federico_that_cannot_be():
     assert not fits(weight=torch.tensor([-0.5, *[0.0] * (number - 1)]))
     assert fits(to=torch.full_like(up.to, NOBODY))
     assert not fits(to=torch.full_like(up.to, NOBODY - 1))
-    assert fits(to=torch.full_like(up.to, 3))
+    assert fits(to=torch.full_like(up.to, NOBODY).index_fill(0, torch.tensor([0]), 3))
+    assert not fits(to=torch.full_like(up.to, 3)), "several steps for one model"
     assert not fits(to=torch.full_like(up.to, 4))  # there are clients 0 to 3
 
 

@@ -137,9 +137,12 @@ def read_tensors(path: Path, expected_checksum: str | None = None) -> Params:
     if expected_checksum is not None:
         check(path, expected_checksum)
     try:
-        return load_file(path)
+        flat = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
+    # In the file they stand at any multiple of four bytes, where products may round differently than in memory of
+    # their own.
+    return {name: value.clone() for name, value in flat.items()}
 
 
 def write_checked(path: Path, flat: Params) -> None:
