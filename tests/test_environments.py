@@ -41,7 +41,8 @@ def run(out: Path, before: str = "", **environment: str) -> tuple[dict[str, Any]
 
 def test_no_compiler_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    engine, told = run(tmp_path / "run", PATH=str(tmp_path / "bin"), CXX="", COTERIE_BACKEND="")
+    nothing_kept = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "COTERIE_BACKEND": ""}
+    engine, told = run(tmp_path / "run", PATH=str(tmp_path / "bin"), CXX="", **nothing_kept)
     why = "there is no C++ compiler: g++ is not on the PATH (CXX names another one)"
     assert (engine["steps"]["path"], engine["steps"]["why"]) == ("plain", why)
     assert why in told
